@@ -1,0 +1,67 @@
+"""Ask vision-language models about what a camera sees, on the device that sees it.
+
+Example:
+    >>> from edge_vl import Runtime
+    >>> with Runtime.open() as runtime:
+    ...     for token in runtime.stream("door.jpg", "What is at the top left?"):
+    ...         print(token.text, end="", flush=True)
+"""
+
+from edge_vl.answer import Answer, Token, Usage
+from edge_vl.answer_stream import AnswerStream, AsyncAnswerStream
+from edge_vl.conversation import Conversation
+from edge_vl.errors import (
+    Cancelled,
+    ContextLengthError,
+    DeadlineExceeded,
+    EdgeVLError,
+    EngineError,
+    EngineFault,
+    EngineNotFound,
+    EngineUnavailable,
+    ImageError,
+    Interrupted,
+    MemoryBudgetError,
+    ModelError,
+    ProfileError,
+    QueueFull,
+    RequestError,
+    SinkError,
+    SourceError,
+)
+from edge_vl.frame import Frame
+from edge_vl.runtime import Runtime
+from edge_vl.trace import Span, Timings
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Answer",
+    "AnswerStream",
+    "AsyncAnswerStream",
+    "Cancelled",
+    "ContextLengthError",
+    "Conversation",
+    "DeadlineExceeded",
+    "EdgeVLError",
+    "EngineError",
+    "EngineFault",
+    "EngineNotFound",
+    "EngineUnavailable",
+    "Frame",
+    "ImageError",
+    "Interrupted",
+    "MemoryBudgetError",
+    "ModelError",
+    "ProfileError",
+    "QueueFull",
+    "RequestError",
+    "Runtime",
+    "SinkError",
+    "SourceError",
+    "Span",
+    "Timings",
+    "Token",
+    "Usage",
+    "__version__",
+]

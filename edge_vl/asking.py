@@ -1,0 +1,74 @@
+"""The options that every way of asking takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypedDict
+
+from edge_vl.errors import RequestError
+from edge_vl.request import CancelFlag, Generation
+from edge_vl.sampling import Sampling
+
+__all__ = ["AskOptions", "generation_of", "picture_list"]
+
+
+class AskOptions(TypedDict, total=False):
+    """Options of one question. Every one may be left out.
+
+    Attributes:
+        max_tokens: most tokens of the answer; 256.
+        temperature: 0 takes the most likely token; 0.
+        top_k: keep the k most likely tokens; 0 keeps all.
+        top_p: keep the most likely tokens up to this probability; 1.
+        min_p: drop tokens less likely than this share of the most likely one; 0.
+        repetition_penalty: above 1 avoids tokens of the answer so far; 1.
+        seed: equal seeds give equal answers; 0.
+        stop: a string or several that end the answer and are not part of it.
+        deadline_s: seconds from the call until the whole answer must be there; no limit.
+        cancel: a `threading.Event` or the like, looked at between units of work.
+        bgr: arrays have OpenCV's channel order; False.
+    """
+
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    seed: int
+    stop: str | Sequence[str]
+    deadline_s: float | None
+    cancel: CancelFlag | None
+    bgr: bool
+
+
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+
+
+def generation_of(options: AskOptions) -> Generation:
+    """Check the options of a question.
+
+    Raises:
+        RequestError: an option is unknown, or its value makes no sense.
+    """
+    given: dict[str, Any] = dict(options)
+    unknown = sorted(set(given) - set(AskOptions.__annotations__))
+    if unknown:
+        raise RequestError(
+            f"unknown option {unknown[0]!r}; known: {', '.join(AskOptions.__annotations__)}", field=unknown[0]
+        )
+    stop = given.get("stop", ())
+    return Generation(
+        sampling=Sampling(**{name: given[name] for name in _SAMPLING if name in given}),
+        max_tokens=given.get("max_tokens", 256),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        deadline_s=given.get("deadline_s"),
+        cancel=given.get("cancel"),
+    )
+
+
+def picture_list(pictures: Any) -> list[Any]:
+    """Return one picture, several, or none as a list. An array is always one picture."""
+    if pictures is None:
+        return []
+    return list(pictures) if isinstance(pictures, (list, tuple)) else [pictures]

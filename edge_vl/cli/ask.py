@@ -1,0 +1,138 @@
+"""`edge-vl ask`: one question about one or more pictures."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edge_vl.answer import Answer
+from edge_vl.cli import options
+from edge_vl.errors import ImageError, RequestError
+
+__all__ = ["ask", "read_picture"]
+
+MAX_STDIN_BYTES = 64 * 1024 * 1024
+
+
+def ask(
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="PICTURE... QUESTION", help="Pictures (- reads standard input), then the question."),
+    ],
+    model: options.Model = "bundled",
+    max_tokens: options.MaxTokens = 256,
+    temperature: options.Temperature = 0.0,
+    top_p: options.TopP = 1.0,
+    seed: options.Seed = 0,
+    stop: options.Stop = None,
+    deadline_s: options.DeadlineS = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show where the time went.")] = False,
+    vision_engine: options.VisionEngine = "auto",
+    language_engine: options.LanguageEngine = "auto",
+    vision_dtype: options.VisionDtype = "auto",
+    language_dtype: options.LanguageDtype = "auto",
+    threads: options.Threads = None,
+) -> None:
+    """Ask a question about one or more pictures; the answer streams to standard output."""
+    *names, question = words
+    _check_words(names, question)
+    pictures = [read_picture(name) for name in names]
+
+    from edge_vl.runtime import Runtime
+
+    with (
+        Runtime.open(
+            model,
+            vision_engine=vision_engine,
+            language_engine=language_engine,
+            vision_dtype=vision_dtype,
+            language_dtype=language_dtype,
+            threads=threads,
+        ) as runtime,
+        runtime.stream(
+            pictures,
+            question,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+            stop=stop or (),
+            deadline_s=deadline_s,
+        ) as stream,
+    ):
+        if as_json:
+            print(json.dumps(stream.answer.to_dict(), ensure_ascii=False))
+        else:
+            for token in stream:
+                out = sys.stdout if token.kind == "text" else sys.stderr
+                print(token.text, end="", file=out, flush=True)
+            print(flush=True)
+        if verbose:
+            show_timings(stream.answer)
+
+
+def read_picture(name: str) -> str | bytes:
+    """Return a path as it is, and the bytes of standard input for `-`."""
+    if name != "-":
+        return name
+    data = sys.stdin.buffer.read(MAX_STDIN_BYTES + 1)
+    if len(data) > MAX_STDIN_BYTES:
+        raise ImageError(f"standard input holds more than {MAX_STDIN_BYTES} bytes", detected="too many bytes")
+    return data
+
+
+def _check_words(names: list[str], question: str) -> None:
+    if not names:
+        raise RequestError(
+            "ask needs a picture and a question, the question last: edge-vl ask PICTURE... QUESTION", field="words"
+        )
+    if names.count("-") > 1:
+        raise RequestError("standard input (-) holds one picture only", field="words")
+    if question == "-" or (len(question) < 256 and "?" not in question and Path(question).is_file()):
+        raise RequestError(
+            f"the last argument is the question, but {question!r} is a picture; give the question behind it",
+            field="words",
+        )
+
+
+def show_timings(answer: Answer) -> None:
+    """Print the trace of an answer to standard error."""
+    from rich.console import Console
+    from rich.table import Table
+
+    timings = answer.timings
+    table = Table(
+        title=f"{answer.model}: {answer.vision_engine} sees, {answer.language_engine} speaks", title_justify="left"
+    )
+    for heading in ("start", "took", "tokens", "stage"):
+        table.add_column(heading, justify="left" if heading == "stage" else "right")
+    spans = [span for span in timings.spans if span.stage != "decode"]
+    for span in spans:
+        tokens = str(span.num_tokens) if span.num_tokens else ""
+        table.add_row(_ms(span.start_s), _ms(span.duration_s), tokens, f"{span.stage} {span.detail}".rstrip())
+    if timings.first_token_s is not None:
+        table.add_row(_ms(timings.first_token_s), "", "", "first token")
+    steps = [span for span in timings.spans if span.stage == "decode"]
+    if steps:
+        mean_s = timings.stage_s("decode") / len(steps)
+        table.add_row(
+            _ms(steps[0].start_s), _ms(timings.stage_s("decode")), str(len(steps)), f"decode, {_ms(mean_s)} each"
+        )
+    console = Console(stderr=True)
+    console.print(table)
+    rate = f", {timings.tokens_per_s:.0f} tokens/s" if timings.tokens_per_s else ""
+    usage = answer.usage
+    console.print(
+        f"{_ms(timings.total_s)} in all{rate}; prompt {usage.prompt_tokens} tokens ({usage.image_tokens} of pictures), "
+        f"answer {usage.completion_tokens}; finished by {answer.finish_reason}",
+        highlight=False,
+    )
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms"

@@ -1,0 +1,91 @@
+"""`edge-vl chat`: several questions about a picture."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from edge_vl.cli import options
+from edge_vl.errors import ContextLengthError, EdgeVLError, ImageError, Interrupted, RequestError
+
+__all__ = ["chat"]
+
+_HELP = "/picture PATH shows another picture, /quit leaves; anything else is a question"
+
+
+def chat(
+    picture: Annotated[str, typer.Argument(help="The picture to talk about.")],
+    model: options.Model = "bundled",
+    max_tokens: options.MaxTokens = 256,
+    temperature: options.Temperature = 0.0,
+    top_p: options.TopP = 1.0,
+    seed: options.Seed = 0,
+    deadline_s: options.DeadlineS = None,
+    vision_engine: options.VisionEngine = "auto",
+    language_engine: options.LanguageEngine = "auto",
+    vision_dtype: options.VisionDtype = "auto",
+    language_dtype: options.LanguageDtype = "auto",
+    threads: options.Threads = None,
+) -> None:
+    """Talk about a picture: one question a line, answers stream to standard output."""
+    from edge_vl.pictures import load_picture
+    from edge_vl.runtime import Runtime
+
+    load_picture(picture)  # a bad picture is reported before the model loads
+    with (
+        Runtime.open(
+            model,
+            vision_engine=vision_engine,
+            language_engine=language_engine,
+            vision_dtype=vision_dtype,
+            language_dtype=language_dtype,
+            threads=threads,
+        ) as runtime,
+        runtime.conversation() as conversation,
+    ):
+        shown: str | None = picture
+        print(_HELP, file=sys.stderr)
+        while (line := _read_line()) is not None:
+            command, _, argument = line.partition(" ")
+            try:
+                if not line:
+                    continue
+                if command in {"/quit", "/exit"}:
+                    break
+                if command == "/picture":
+                    load_picture(argument)
+                    shown = argument
+                    continue
+                if command.startswith("/"):
+                    print(_HELP, file=sys.stderr)
+                    continue
+                with conversation.stream(
+                    line,
+                    shown,
+                    max_tokens=max_tokens,
+                    temperature=temperature,
+                    top_p=top_p,
+                    seed=seed,
+                    deadline_s=deadline_s,
+                ) as stream:
+                    for token in stream:
+                        out = sys.stdout if token.kind == "text" else sys.stderr
+                        print(token.text, end="", file=out, flush=True)
+                print(flush=True)
+                shown = None  # the conversation has seen it
+            except (ImageError, RequestError, ContextLengthError, Interrupted) as error:
+                _complain(error)
+
+
+def _read_line() -> str | None:
+    """Read a question; None at the end. The prompt goes to standard error, and only where somebody types."""
+    if sys.stdin.isatty():
+        print("> ", end="", file=sys.stderr, flush=True)
+    line = sys.stdin.readline()
+    return line.strip() if line else None
+
+
+def _complain(error: EdgeVLError) -> None:
+    print(f"edge-vl: {error}", file=sys.stderr)

@@ -1,0 +1,61 @@
+"""`edge-vl doctor`: what works here, what does not, and what to do about it."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from edge_vl.cli.exit_codes import ANSWERED, UNAVAILABLE
+from edge_vl.doctor import Diagnosis, diagnose
+
+__all__ = ["doctor"]
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+    """Show the device, the engines with their real errors, and what would make things better."""
+    diagnosis = diagnose()
+    if as_json:
+        print(json.dumps(diagnosis.to_dict(), ensure_ascii=False))
+    else:
+        _show(diagnosis)
+    raise typer.Exit(ANSWERED if diagnosis.can_answer else UNAVAILABLE)
+
+
+def _show(diagnosis: Diagnosis) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(soft_wrap=True, highlight=False)
+    machine = diagnosis.machine
+
+    def line(name: str, value: str) -> None:
+        console.print(f"[bold]{name:<12}[/bold]{escape(value)}")
+
+    line("edge-vl", f"{diagnosis.version}, {machine.python}, {machine.os}")
+    line("board", machine.board or "no device tree")
+    line(
+        "processor",
+        f"{machine.cpu or machine.arch}, {machine.cores} usable cores, {' '.join(machine.flags) or 'no known flags'}",
+    )
+    line("memory", f"{_gib(machine.memory_available_bytes)} free of {_gib(machine.memory_total_bytes)}")
+    kernels = diagnosis.kernels
+    line("kernels", str(kernels["isa"]) + (", compiled" if kernels["compiled"] else f": {kernels['reason']}"))
+    line("cache", diagnosis.cache_dir or "no folder; set EDGE_VL_CACHE_DIR")
+    for name, status in diagnosis.engines.items():
+        if status.is_available:
+            line("engine", f"{name} {status.version}, devices: {', '.join(status.devices)}")
+        else:
+            line("engine", f"{name} is not available: {status.reason}")
+        for note in status.notes:
+            line("", note)
+    for name, trouble in diagnosis.models.items():
+        line("model", f"{name}: {trouble or 'ready'}")
+    for advice in diagnosis.advice:
+        line("advice", advice)
+    line("verdict", "ready to answer" if diagnosis.can_answer else "cannot answer yet; see the advice above")
+
+
+def _gib(num_bytes: int | None) -> str:
+    return "unknown" if num_bytes is None else f"{num_bytes / 1024**3:.1f} GiB"

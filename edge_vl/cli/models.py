@@ -1,0 +1,105 @@
+"""`edge-vl models`: what can be run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from edge_vl.model_spec import ModelSpec
+from edge_vl.models import find_model, model_names
+
+__all__ = ["models"]
+
+models = typer.Typer(help="Show the models on this machine.", no_args_is_help=True)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@models.command("list")
+def list_models(as_json: AsJson = False) -> None:
+    """List the models that have a short name."""
+    found = [find_model(name) for name in model_names()]
+    if as_json:
+        print(json.dumps([{"name": model.name, "family": model.family, "path": str(model.path)} for model in found]))
+        return
+    for model in found:
+        print(f"{model.name:<12} {model.family:<12} {_mib(_total_bytes(model.path)):>10}  {model.path}")
+
+
+@models.command("info")
+def info(
+    model: Annotated[str, typer.Argument(help="A short name, or a folder.")] = "bundled",
+    as_json: AsJson = False,
+) -> None:
+    """Show a model's files, sizes and settings."""
+    facts = model_facts(find_model(model))
+    if as_json:
+        print(json.dumps(facts, ensure_ascii=False))
+        return
+    for name, value in facts.items():
+        if name == "files":
+            continue
+        print(f"{name:<16} {_as_text(value)}")
+    for file in facts["files"]:
+        print(f"{'file':<16} {file['name']:<40} {_mib(file['bytes']):>10}")
+
+
+def model_facts(model: ModelSpec) -> dict[str, Any]:
+    """Collect what there is to know about a model without loading it."""
+    text = model.config.get("text_config", {})
+    vision = model.config.get("vision_config", {})
+    files = sorted(path for path in model.path.rglob("*") if path.is_file())
+    return {
+        "name": model.name,
+        "family": model.family,
+        "path": str(model.path),
+        "text": {
+            name: text.get(key)
+            for name, key in (
+                ("layers", "num_hidden_layers"),
+                ("hidden_size", "hidden_size"),
+                ("heads", "num_attention_heads"),
+                ("kv_heads", "num_key_value_heads"),
+                ("vocabulary", "vocab_size"),
+                ("context", "max_position_embeddings"),
+            )
+        },
+        "vision": {
+            name: vision.get(key)
+            for name, key in (
+                ("layers", "num_hidden_layers"),
+                ("hidden_size", "hidden_size"),
+                ("tile", "image_size"),
+                ("patch", "patch_size"),
+            )
+        },
+        "longest_edge": model.preprocessor.get("size", {}).get("longest_edge"),
+        "int8_vision": _int8_report(model),
+        "files": [{"name": str(path.relative_to(model.path)), "bytes": path.stat().st_size} for path in files],
+    }
+
+
+def _int8_report(model: ModelSpec) -> dict[str, Any] | None:
+    """Return how far the int8 vision encoder made on this machine is from the original; None: not made yet."""
+    try:
+        from edge_vl_onnxruntime.quantize import vision_int8_report
+    except ImportError:
+        return None
+    return vision_int8_report(model)
+
+
+def _total_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {item}" for key, item in value.items())
+    return "not made yet" if value is None else str(value)
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 1024**2:.2f} MiB"

@@ -1,0 +1,309 @@
+"""The engine seam: what an inference backend offers to edge_vl.
+
+An engine is passive: it starts no threads of its own, keeps no queues and never retries; long calls release the
+GIL. The runtime calls a `VisionEncoder` from one thread and a `LanguageModel` from one thread, always the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_vl.plan import ImageUnit, TextChunk
+
+if TYPE_CHECKING:
+    from edge_vl.model_spec import ModelSpec
+
+__all__ = [
+    "Engine",
+    "EngineStatus",
+    "ImageEmbeds",
+    "KVCache",
+    "LaneOptions",
+    "LanguageModel",
+    "LanguageSpec",
+    "Prefillable",
+    "Tokenizer",
+    "VisionEncoder",
+    "VisionSpec",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class LaneOptions:
+    """How one lane is to be loaded.
+
+    Attributes:
+        dtype: `auto`, or the wanted precision of the weights: `fp32`, `fp16`, `int8`, `q4`, ...
+        threads: CPU threads for the lane; None lets the engine choose from the cores it may use.
+        device: `auto`, `cpu`, or a name that the engine lists in its status.
+        context_length: wanted cache entries; None takes the model's own limit.
+    """
+
+    dtype: str = "auto"
+    threads: int | None = None
+    device: str = "auto"
+    context_length: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """Whether an engine can run here, and why not.
+
+    Attributes:
+        is_available: it can.
+        version: of the backend, empty when it is missing.
+        devices: what `LaneOptions.device` may name.
+        reason: why it is not available: the real error.
+        install: the command that installs what is missing.
+        notes: things worth knowing, such as a path that was never executed on this machine.
+    """
+
+    is_available: bool
+    version: str = ""
+    devices: tuple[str, ...] = ()
+    reason: str = ""
+    install: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class VisionSpec:
+    """What a loaded vision encoder is.
+
+    Attributes:
+        engine: name of the engine.
+        tile_height: rows of pixels that a unit must have; 0: any.
+        tile_width: columns, likewise.
+        tokens_per_unit: image tokens of one unit; 0: depends on its size.
+        hidden_size: width of an image token.
+        dtype: precision of the weights in use.
+        device: where it runs.
+        file: the file that was loaded.
+    """
+
+    engine: str
+    tile_height: int
+    tile_width: int
+    tokens_per_unit: int
+    hidden_size: int
+    dtype: str
+    device: str
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageSpec:
+    """What a loaded language model is.
+
+    Attributes:
+        engine: name of the engine.
+        context_length: cache entries that one sequence may have.
+        vocab_size: length of a row of logits.
+        hidden_size: width of a token's embedding.
+        num_layers: decoder layers.
+        num_kv_heads: key/value heads of a layer.
+        head_dim: width of a head.
+        dtype: precision of the weights in use.
+        device: where it runs.
+        file: the file that was loaded.
+    """
+
+    engine: str
+    context_length: int
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+    device: str
+    file: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageEmbeds:
+    """Output of the vision encoder for one unit.
+
+    Attributes:
+        values: float32 (num_image_tokens, hidden_size), on the host.
+        key: content key of the unit they came from.
+    """
+
+    values: NDArray[np.float32]
+    key: str
+
+    @property
+    def num_tokens(self) -> int:
+        """Cache entries they will take."""
+        return int(self.values.shape[0])
+
+
+Prefillable = TextChunk | ImageEmbeds
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back."""
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the highest id."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Ids that end an answer."""
+        ...
+
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        """Every marker and control token, by its text."""
+        ...
+
+    def encode_text(self, text: str) -> list[int]:
+        """Encode plain text. Never returns a marker or control token, whatever the text says."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes that a token stands for; empty for control tokens."""
+        ...
+
+
+class KVCache(Protocol):
+    """Keys and values of one sequence. Belongs to the language lane's thread."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Entries stored."""
+        ...
+
+    @property
+    def next_position(self) -> int:
+        """Position of the next token (not `num_tokens` for M-RoPE or after eviction)."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held for this sequence."""
+        ...
+
+    def fork(self) -> Self:
+        """Return an independent cache with the same entries."""
+        ...
+
+    def trim(self, num_tokens: int) -> None:
+        """Forget all but the first `num_tokens` entries."""
+        ...
+
+    def close(self) -> None:
+        """Give the memory back. May be called twice."""
+        ...
+
+
+class VisionEncoder(Protocol):
+    """A loaded vision encoder with its projector. Called from one thread."""
+
+    @property
+    def spec(self) -> VisionSpec:
+        """What it is."""
+        ...
+
+    def encode(self, unit: ImageUnit) -> ImageEmbeds:
+        """Encode one unit.
+
+        Returns:
+            float32 (num_image_tokens, hidden_size), owned by the caller.
+
+        Raises:
+            EngineFault: the backend failed.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give the memory back. May be called twice."""
+        ...
+
+
+class LanguageModel(Protocol):
+    """A loaded language model. Called from one thread."""
+
+    @property
+    def spec(self) -> LanguageSpec:
+        """What it is."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that belongs to its weights."""
+        ...
+
+    def new_cache(self) -> KVCache:
+        """Return an empty cache for one sequence."""
+        ...
+
+    def prefill(
+        self, cache: KVCache, run: Sequence[Prefillable], *, want_logits: bool = True
+    ) -> NDArray[np.float32] | None:
+        """Append a run of consecutive chunks in one pass.
+
+        A run mixes text and image embeds so that a tile and its markers cost one pass over the weights. The caller
+        has checked that the run fits into the context. When it raises, the cache is as it was.
+
+        Returns:
+            float32 (vocab_size,), the logits after the last token, owned by the caller; None if not wanted.
+
+        Raises:
+            EngineFault: the backend failed.
+        """
+        ...
+
+    def decode(self, cache: KVCache, token_id: int) -> NDArray[np.float32]:
+        """Append one token.
+
+        Returns:
+            float32 (vocab_size,), the logits after it, owned by the caller.
+
+        Raises:
+            EngineFault: the backend failed.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give the memory back. May be called twice."""
+        ...
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """A factory for either lane. Importing it must not import its backend."""
+
+    @property
+    def name(self) -> str:
+        """Short name, the same as its entry point's."""
+        ...
+
+    def status(self) -> EngineStatus:
+        """Say whether the engine can run here. Never raises."""
+        ...
+
+    def load_vision(self, model: ModelSpec, options: LaneOptions) -> VisionEncoder:
+        """Load the vision encoder.
+
+        Raises:
+            EngineUnavailable: the backend is missing.
+            ModelError: the files are missing or do not fit.
+        """
+        ...
+
+    def load_language(self, model: ModelSpec, options: LaneOptions) -> LanguageModel:
+        """Load the language model.
+
+        Raises:
+            EngineUnavailable: the backend is missing.
+            ModelError: the files are missing or do not fit.
+        """
+        ...

@@ -1,0 +1,108 @@
+"""The environment: the only module that reads environment variables.
+
+| variable | means | default |
+|---|---|---|
+| `EDGE_VL_CACHE_DIR` | folder for what can be made again, such as int8 copies of a model | the user's cache folder |
+| `EDGE_VL_ISA` | kernels to use: `auto`, `reference` or an instruction set | `auto` |
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_vl.errors import RequestError
+
+__all__ = ["Environment", "cache_dir", "read_environment"]
+
+_PREFIX = "EDGE_VL_"
+_KNOWN = ("EDGE_VL_CACHE_DIR", "EDGE_VL_ISA")
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What the environment asks for.
+
+    Attributes:
+        cache_dir: absolute folder for what can be made again, perhaps not there yet; None: no home to put it in.
+        isa: `auto`, or the kernels that must be used.
+    """
+
+    cache_dir: Path | None
+    isa: str
+
+
+def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
+    """Read and check every variable of ours. An empty one counts as unset.
+
+    Args:
+        variables: by name; None reads the process's own.
+
+    Raises:
+        RequestError: a variable has a value that makes no sense, or a name that begins with `EDGE_VL_` is unknown.
+    """
+    variables = os.environ if variables is None else variables
+    for name in sorted(variables):
+        if name.startswith(_PREFIX) and name not in _KNOWN:
+            # Without the prefix, which makes any two names look alike.
+            known = [known.removeprefix(_PREFIX) for known in _KNOWN]
+            close = difflib.get_close_matches(name.removeprefix(_PREFIX), known, n=1)
+            hint = f"did you mean {_PREFIX}{close[0]}?" if close else f"known: {', '.join(_KNOWN)}"
+            raise RequestError(f"unknown environment variable {name}; {hint}", field=name)
+    return Environment(cache_dir=_read_cache_dir(variables), isa=_read_isa(variables))
+
+
+def cache_dir() -> Path:
+    """Return the folder for what can be made again; the caller makes it.
+
+    Raises:
+        RequestError: there is no home folder to put it in, or a variable makes no sense.
+    """
+    folder = read_environment().cache_dir
+    if folder is None:
+        raise RequestError(
+            "there is no home folder to keep a cache in; set EDGE_VL_CACHE_DIR to a folder", field="EDGE_VL_CACHE_DIR"
+        )
+    return folder
+
+
+def _read_cache_dir(variables: Mapping[str, str]) -> Path | None:
+    if own := variables.get("EDGE_VL_CACHE_DIR", ""):
+        return _absolute(own)
+    # The XDG specification tells readers to ignore a relative path.
+    if (xdg := variables.get("XDG_CACHE_HOME", "")) and Path(xdg).is_absolute():
+        return Path(xdg) / "edge_vl"
+    try:
+        home = Path.home()
+    except RuntimeError:  # a container's user without a home folder
+        return None
+    if sys.platform == "darwin":
+        return home / "Library" / "Caches" / "edge_vl"
+    if sys.platform == "win32":
+        return Path(variables.get("LOCALAPPDATA") or home / "AppData" / "Local") / "edge_vl" / "cache"
+    return home / ".cache" / "edge_vl"
+
+
+def _absolute(text: str) -> Path:
+    try:
+        folder = Path(text).expanduser().absolute()
+    except RuntimeError as error:
+        raise RequestError(f"EDGE_VL_CACHE_DIR is {text!r}: {error}", field="EDGE_VL_CACHE_DIR") from error
+    if folder.exists() and not folder.is_dir():
+        raise RequestError(f"EDGE_VL_CACHE_DIR is {text!r}, which is not a folder", field="EDGE_VL_CACHE_DIR")
+    return folder
+
+
+def _read_isa(variables: Mapping[str, str]) -> str:
+    from edge_vl_kernels import ISAS
+
+    isa = variables.get("EDGE_VL_ISA", "") or "auto"
+    if isa not in ISAS:
+        close = difflib.get_close_matches(isa, ISAS, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(ISAS)}"
+        raise RequestError(f"EDGE_VL_ISA is {isa!r}; {hint}", field="EDGE_VL_ISA")
+    return isa

@@ -1,0 +1,195 @@
+"""Every error that edge_vl raises on purpose.
+
+EdgeVLError
+ +- ProfileError          path, key, expected, got
+ +- EngineError           engine
+ |   +- EngineNotFound       known
+ |   +- EngineUnavailable    missing, install
+ |   +- EngineFault          stage, cause
+ +- ModelError            file
+ +- ImageError            index, detected
+ +- RequestError          field
+ +- ContextLengthError    num_tokens, max_context
+ +- MemoryBudgetError     needed_bytes, budget_bytes
+ +- QueueFull             num_waiting, max_waiting
+ +- Interrupted           stage, text
+ |   +- DeadlineExceeded     deadline_s
+ |   +- Cancelled
+ +- SourceError
+ +- SinkError
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = [
+    "Cancelled",
+    "ContextLengthError",
+    "DeadlineExceeded",
+    "EdgeVLError",
+    "EngineError",
+    "EngineFault",
+    "EngineNotFound",
+    "EngineUnavailable",
+    "ImageError",
+    "Interrupted",
+    "MemoryBudgetError",
+    "ModelError",
+    "ProfileError",
+    "QueueFull",
+    "RequestError",
+    "SinkError",
+    "SourceError",
+]
+
+
+class EdgeVLError(Exception):
+    """Base of every error that edge_vl raises on purpose."""
+
+
+class ProfileError(EdgeVLError):
+    """A device profile says something that cannot be used."""
+
+    def __init__(self, message: str, *, path: str, key: str, expected: str, got: str) -> None:
+        """Keep where in which profile the trouble is."""
+        super().__init__(message)
+        self.path = path
+        self.key = key
+        self.expected = expected
+        self.got = got
+
+
+class EngineError(EdgeVLError):
+    """Something about one engine."""
+
+    def __init__(self, message: str, *, engine: str) -> None:
+        """Keep the engine's name."""
+        super().__init__(message)
+        self.engine = engine
+
+
+class EngineNotFound(EngineError):
+    """No installed package offers an engine of that name."""
+
+    def __init__(self, engine: str, known: Sequence[str]) -> None:
+        """Name the engines that are known."""
+        super().__init__(f"no engine named {engine!r}; known engines: {', '.join(known) or 'none'}", engine=engine)
+        self.known = tuple(known)
+
+
+class EngineUnavailable(EngineError):
+    """The engine is known, but what it needs is missing on this machine."""
+
+    def __init__(self, engine: str, missing: str, install: str = "") -> None:
+        """Say what is missing and, where there is one, the command that installs it."""
+        hint = f"; install it with: {install}" if install else ""
+        super().__init__(f"engine {engine!r} is not available: {missing}{hint}", engine=engine)
+        self.missing = missing
+        self.install = install
+
+
+class EngineFault(EngineError):
+    """An engine failed while working: its result cannot be used."""
+
+    def __init__(self, engine: str, stage: str, cause: BaseException | str) -> None:
+        """Keep the stage (load, encode, prefill, decode) and the cause."""
+        super().__init__(f"engine {engine!r} failed in {stage}: {cause}", engine=engine)
+        self.stage = stage
+        self.cause = cause
+
+
+class ModelError(EdgeVLError):
+    """A model's files do not fit together or cannot be read."""
+
+    def __init__(self, message: str, *, file: str) -> None:
+        """Keep the file that does not match."""
+        super().__init__(message)
+        self.file = file
+
+
+class ImageError(EdgeVLError):
+    """A picture cannot be used."""
+
+    def __init__(self, message: str, *, index: int = 0, detected: str = "") -> None:
+        """Keep which picture of the request it was and what was found instead."""
+        super().__init__(message)
+        self.index = index
+        self.detected = detected
+
+
+class RequestError(EdgeVLError, ValueError):
+    """A request's own values make no sense (a negative temperature, an empty question)."""
+
+    def __init__(self, message: str, *, field: str) -> None:
+        """Keep the name of the value."""
+        super().__init__(message)
+        self.field = field
+
+
+class ContextLengthError(EdgeVLError):
+    """The prompt leaves no room for an answer in the model's context."""
+
+    def __init__(self, num_tokens: int, max_context: int) -> None:
+        """Keep both numbers."""
+        super().__init__(
+            f"the prompt has {num_tokens} tokens and the context holds {max_context}, one of them for the answer; "
+            "use fewer or smaller pictures, a shorter question, or a new conversation"
+        )
+        self.num_tokens = num_tokens
+        self.max_context = max_context
+
+
+class MemoryBudgetError(EdgeVLError):
+    """What was asked for does not fit into the memory it may use."""
+
+    def __init__(self, message: str, *, needed_bytes: int, budget_bytes: int) -> None:
+        """Keep both numbers."""
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
+        self.budget_bytes = budget_bytes
+
+
+class QueueFull(EdgeVLError):
+    """Too many requests wait already; this one was not taken."""
+
+    def __init__(self, num_waiting: int, max_waiting: int) -> None:
+        """Keep both numbers."""
+        super().__init__(f"{num_waiting} requests wait already and at most {max_waiting} may; ask again later")
+        self.num_waiting = num_waiting
+        self.max_waiting = max_waiting
+
+
+class Interrupted(EdgeVLError):
+    """A request ended before its answer did."""
+
+    def __init__(self, message: str, *, stage: str, text: str = "") -> None:
+        """Keep the stage reached (queue, tile, encode, prefill, decode) and the text so far."""
+        super().__init__(message)
+        self.stage = stage
+        self.text = text
+
+
+class DeadlineExceeded(Interrupted):
+    """The deadline passed first."""
+
+    def __init__(self, deadline_s: float, *, stage: str, text: str = "") -> None:
+        """Keep the deadline that was asked for, in seconds from the call."""
+        super().__init__(f"the deadline of {deadline_s:g} s passed during {stage}", stage=stage, text=text)
+        self.deadline_s = deadline_s
+
+
+class Cancelled(Interrupted):
+    """Somebody cancelled the request."""
+
+    def __init__(self, *, stage: str, text: str = "") -> None:
+        """Keep how far the request had come."""
+        super().__init__(f"cancelled during {stage}", stage=stage, text=text)
+
+
+class SourceError(EdgeVLError):
+    """A source of frames cannot be opened or read."""
+
+
+class SinkError(EdgeVLError):
+    """An answer cannot be delivered."""

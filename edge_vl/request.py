@@ -1,0 +1,167 @@
+"""A request on its way through the runtime."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from edge_vl.answer import Answer, Token
+from edge_vl.errors import Cancelled, DeadlineExceeded, EdgeVLError, RequestError
+from edge_vl.sampling import Sampling
+from edge_vl.trace import Stage, Trace
+
+__all__ = ["CancelFlag", "Event", "Generation", "Request", "Settled"]
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1024
+
+
+class CancelFlag(Protocol):
+    """Anything that says whether to stop; a `threading.Event` is one."""
+
+    def is_set(self) -> bool:
+        """Say whether to stop."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """How an answer is to be made.
+
+    Attributes:
+        sampling: how tokens are chosen.
+        max_tokens: most tokens of the answer, at least 1.
+        stop: strings that end the answer and are not part of it.
+        deadline_s: seconds from the call until the whole answer must be there; None: no limit.
+        cancel: looked at between units of work; once set, the request ends.
+    """
+
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    deadline_s: float | None = None
+    cancel: CancelFlag | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse values that make no sense.
+
+        Raises:
+            RequestError: naming the field and its range.
+        """
+        if isinstance(self.max_tokens, bool) or not isinstance(self.max_tokens, int) or self.max_tokens < 1:
+            raise RequestError(
+                f"max_tokens must be a whole number, at least 1, not {self.max_tokens!r}", field="max_tokens"
+            )
+        if self.deadline_s is not None and not self.deadline_s > 0:
+            raise RequestError(f"deadline_s must be above 0, not {self.deadline_s!r}", field="deadline_s")
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise RequestError(f"at most {MAX_STOP_STRINGS} stop strings, not {len(self.stop)}", field="stop")
+        for text in self.stop:
+            if not isinstance(text, str) or not 0 < len(text) <= MAX_STOP_CHARS:
+                raise RequestError(
+                    f"a stop string has 1 to {MAX_STOP_CHARS} characters, not {text!r:.60}", field="stop"
+                )
+
+
+Event = Token | Answer | EdgeVLError
+
+
+class Settled(Exception):
+    """The request has its outcome already; stop working on it."""
+
+
+class Request:
+    """One question on its way: its clock, its outcome and everybody who may decide it.
+
+    The worker, the caller's own deadline clock and `cancel` all may settle it; the first one wins and the others see
+    that it is settled. Events arrive at `emit` in order: tokens, then exactly one answer or error.
+    """
+
+    def __init__(self, generation: Generation, emit: Callable[[Event], None]) -> None:
+        """Start the clock.
+
+        Args:
+            generation: how the answer is to be made.
+            emit: takes events; called from several threads, never at the same time, and must not block.
+        """
+        self.generation = generation
+        self.trace = Trace()
+        self.stage: Stage = "queue"
+        self._emit = emit
+        self._lock = threading.RLock()  # a stream may be dropped, and so cancel, in the middle of `add_tokens`
+        self._texts: list[str] = []
+        self._is_settled = False
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the outcome is decided."""
+        return self._is_settled
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Seconds left until the deadline, maybe negative; None without one."""
+        if self.generation.deadline_s is None:
+            return None
+        return self.trace.started_s + self.generation.deadline_s - time.monotonic()
+
+    def check(self) -> None:
+        """Settle the request if its deadline has passed or it was cancelled. Called between units of work.
+
+        Raises:
+            Settled: there is nothing left to do for it.
+        """
+        if not self._is_settled:
+            flag = self.generation.cancel
+            remaining_s = self.remaining_s
+            if flag is not None and flag.is_set():
+                self.cancel()
+            elif remaining_s is not None and remaining_s <= 0:
+                self.expire()
+        if self._is_settled:
+            raise Settled
+
+    def begin(self, stage: Stage) -> None:
+        """Note the stage reached, then check."""
+        self.stage = stage
+        self.check()
+
+    def add_tokens(self, tokens: Sequence[Token]) -> None:
+        """Stream tokens, unless the request is settled."""
+        with self._lock:
+            if not self._is_settled:
+                for token in tokens:
+                    if token.kind == "text":
+                        self._texts.append(token.text)
+                    self._emit(token)
+
+    def settle(self, outcome: Answer | EdgeVLError, before: Callable[[], None] | None = None) -> bool:
+        """Decide the outcome.
+
+        Args:
+            outcome: the answer or the error.
+            before: called first if this call is the one that decides, while nobody can see the outcome yet.
+
+        Returns:
+            Whether this call was the one that decided.
+        """
+        with self._lock:
+            if self._is_settled:
+                return False
+            if before is not None:
+                before()
+            self._is_settled = True
+            self._emit(outcome)
+            return True
+
+    def cancel(self) -> None:
+        """Settle as cancelled. From any thread; does nothing when it is settled already."""
+        self.settle(Cancelled(stage=self.stage, text="".join(self._texts)))
+
+    def expire(self) -> None:
+        """Settle as too late."""
+        deadline_s = self.generation.deadline_s
+        if deadline_s is not None:
+            self.settle(DeadlineExceeded(deadline_s, stage=self.stage, text="".join(self._texts)))

@@ -1,0 +1,340 @@
+"""The runtime: the SDK object that owns both lanes."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, Unpack
+
+from edge_vl.answer import Answer
+from edge_vl.answer_stream import AnswerStream, AsyncAnswerStream
+from edge_vl.asking import AskOptions, generation_of, picture_list
+from edge_vl.engine import Engine, LaneOptions, LanguageModel, LanguageSpec, VisionEncoder, VisionSpec
+from edge_vl.errors import ContextLengthError, EdgeVLError, ImageError, ModelError, QueueFull, RequestError
+from edge_vl.families import Family, family_of
+from edge_vl.lane import Lane
+from edge_vl.message import Message
+from edge_vl.model_spec import ModelSpec
+from edge_vl.models import find_model
+from edge_vl.pictures import Picture, load_picture
+from edge_vl.plan import ImageGrid, Plan
+from edge_vl.registry import engine_named, first_available
+from edge_vl.request import Request, Settled
+from edge_vl.resident import Resident
+from edge_vl.serial import Job, Lanes, SerialScheduler
+
+if TYPE_CHECKING:
+    from edge_vl.conversation import Conversation
+
+__all__ = ["Runtime"]
+
+MAX_WAITING = 16
+"""Requests that may wait; each holds its pictures."""
+
+
+class Runtime:
+    """Answers questions about pictures with one model. All methods may be called from any thread.
+
+    Requests run one after the other, in the order in which they were made.
+
+    Example:
+        >>> with Runtime.open() as runtime:
+        ...     print(runtime.ask("door.jpg", "What is at the top left?").text)
+    """
+
+    def __init__(self, model: ModelSpec, family: Family, lanes: Lanes, *, max_waiting: int = MAX_WAITING) -> None:
+        """Take over loaded lanes. `Runtime.open` is what most callers want."""
+        self._model = model
+        self._family = family
+        self._lanes = lanes
+        self._scheduler = SerialScheduler(lanes)
+        self._max_waiting = max_waiting
+        self._lock = threading.Lock()
+        self._running: set[Request] = set()
+        self._conversations: weakref.WeakSet[Conversation] = weakref.WeakSet()
+        self._is_closed = False
+
+    @classmethod
+    def open(
+        cls,
+        model: str | Path = "bundled",
+        *,
+        vision_engine: str | Engine = "auto",
+        language_engine: str | Engine = "auto",
+        vision_dtype: str = "auto",
+        language_dtype: str = "auto",
+        device: str = "auto",
+        threads: int | None = None,
+        context_length: int | None = None,
+        max_waiting: int = MAX_WAITING,
+    ) -> Runtime:
+        """Load a model.
+
+        Args:
+            model: a short name (`bundled`) or a folder in the Hugging Face layout.
+            vision_engine: engine of the vision lane by name, or itself, or `auto`.
+            language_engine: engine of the language lane, likewise.
+            vision_dtype: precision of the vision encoder: `auto`, `fp32`, `fp16`, `int8`, ...
+            language_dtype: precision of the language model, likewise.
+            device: `auto`, `cpu`, or what `edge-vl doctor` lists.
+            threads: CPU threads of a lane; None: the cores that this process may use.
+            context_length: most tokens of prompt and answer together; None: what the model allows.
+            max_waiting: requests that may wait or run at once before `QueueFull`.
+
+        Raises:
+            ModelError: the model is unknown or its files do not fit together.
+            EngineNotFound: no such engine.
+            EngineUnavailable: an engine's backend is missing; the message says how to install it.
+        """
+        spec = find_model(model)
+        family = family_of(spec)
+        vision, language = _engine(vision_engine), _engine(language_engine)
+        lanes = _load(
+            spec,
+            lambda: vision.load_vision(spec, LaneOptions(vision_dtype, threads, device)),
+            lambda: language.load_language(spec, LaneOptions(language_dtype, threads, device, context_length)),
+        )
+        return cls(spec, family, lanes, max_waiting=max_waiting)
+
+    @property
+    def model(self) -> ModelSpec:
+        """What it runs."""
+        return self._model
+
+    @property
+    def vision_spec(self) -> VisionSpec | None:
+        """What sees; None for a model that reads text only."""
+        return None if self._lanes.vision is None else self._lanes.vision.spec
+
+    @property
+    def language_spec(self) -> LanguageSpec:
+        """What speaks."""
+        return self._lanes.language.spec
+
+    def stream(
+        self, pictures: Picture | Sequence[Picture] | None, question: str, **options: Unpack[AskOptions]
+    ) -> AnswerStream:
+        """Ask about pictures and stream the answer.
+
+        Args:
+            pictures: a path, encoded bytes, a NumPy array (uint8 RGB, or BGR with `bgr=True`), a Pillow image, a
+                `Frame`; several of them in a list; or None.
+            question: what to ask; never taken for markers or control tokens.
+            **options: see `AskOptions`.
+
+        Raises:
+            ImageError: a picture cannot be used.
+            ContextLengthError: pictures and question do not fit.
+            RequestError: an option makes no sense.
+            QueueFull: too many requests wait.
+        """
+        return AnswerStream(generation_of(options), self._start(pictures, question, options))
+
+    def astream(
+        self, pictures: Picture | Sequence[Picture] | None, question: str, **options: Unpack[AskOptions]
+    ) -> AsyncAnswerStream:
+        """Return the asynchronous twin of `stream`; errors of the input are raised when iteration begins."""
+        return AsyncAnswerStream(generation_of(options), self._start(pictures, question, options))
+
+    def ask(self, pictures: Picture | Sequence[Picture] | None, question: str, **options: Unpack[AskOptions]) -> Answer:
+        """Ask about pictures and wait for the answer; takes and raises what `stream` does, and what iterating does."""
+        return self.stream(pictures, question, **options).answer
+
+    def conversation(self, *, system: str | None = None) -> Conversation:
+        """Begin a conversation: several turns about the same or new pictures.
+
+        Args:
+            system: instructions before the first turn, for models whose template knows them.
+        """
+        from edge_vl.conversation import Conversation
+
+        conversation = Conversation(self, system=system)
+        self._conversations.add(conversation)
+        return conversation
+
+    def close(self) -> None:
+        """Cancel what is running, close conversations, end both lanes and give all memory back. May be called twice."""
+        self._end_lanes()
+        self._lanes.language_lane.close()
+        self._lanes.vision_lane.close()
+
+    def _end_lanes(self) -> None:
+        with self._lock:
+            was_closed, self._is_closed = self._is_closed, True
+            running = list(self._running)
+        if was_closed:
+            return
+        for request in running:
+            request.cancel()
+        for conversation in list(self._conversations):
+            conversation.close()
+        lanes = self._lanes
+        lanes.language_lane.submit(lanes.language.close)
+        lanes.language_lane.finish()
+        if lanes.vision is not None:
+            lanes.vision_lane.submit(lanes.vision.close)
+        lanes.vision_lane.finish()
+
+    def __del__(self) -> None:
+        """Close a forgotten runtime, without waiting for it."""
+        if hasattr(self, "_running") and not self._is_closed:
+            warnings.warn(
+                f"unclosed {type(self).__name__}; use `with` or close()", ResourceWarning, source=self, stacklevel=1
+            )
+            self._end_lanes()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    def _start(
+        self, pictures: Picture | Sequence[Picture] | None, question: str, options: AskOptions
+    ) -> Callable[[Request], None]:
+        def start(request: Request) -> None:
+            resident = Resident()
+
+            def messages() -> list[Message]:
+                return [self.user_message(request, pictures, question, bgr=options.get("bgr", False))]
+
+            self.submit(request, messages, resident, on_answer=lambda answer: None, on_end=resident.drop)
+
+        return start
+
+    def user_message(
+        self,
+        request: Request,
+        pictures: Picture | Sequence[Picture] | None,
+        question: str,
+        *,
+        bgr: bool,
+    ) -> Message:
+        """Decode and cut the pictures of one turn, on the caller's thread. For `Conversation`."""
+        if not isinstance(question, str) or not question.strip():
+            raise RequestError("the question is empty", field="question")
+        grids: list[ImageGrid] = []
+        for index, picture in enumerate(picture_list(pictures)):
+            if self._lanes.vision is None:
+                raise ImageError(f"model {self._model.name} reads text only; it cannot see pictures", index=index)
+            request.begin("picture")
+            with request.trace.span("picture", detail=f"picture {index + 1}"):
+                frame = load_picture(picture, bgr=bgr, index=index)
+            request.begin("tile")
+            with request.trace.span("tile", detail=f"picture {index + 1}, {frame.width}x{frame.height}"):
+                grids.append(self._family.tile(frame))
+        return Message("user", (*grids, question))
+
+    def submit(
+        self,
+        request: Request,
+        messages: Callable[[], Sequence[Message]],
+        resident: Resident,
+        *,
+        on_answer: Callable[[Answer], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        """Plan a request on the caller's thread and queue it. For `Conversation`.
+
+        Args:
+            request: the request; too late or cancelled already, it is settled and nothing more happens.
+            messages: makes the conversation up to the question.
+            resident: the cache that the language lane is to use.
+            on_answer: called on the language lane with the answer, before anybody sees it.
+            on_end: called on the language lane when the request has ended there, before anybody sees its outcome.
+        """
+        self._admit(request)
+        is_queued = False
+        try:
+            plan = self._plan(request, messages())
+            request.begin("queue")
+            request.trace.enter_queue()
+
+            def end() -> None:
+                self._leave(request)
+                on_end()
+
+            with self._lock:
+                if self._is_closed:
+                    raise EdgeVLError("the runtime is closed")
+                self._scheduler.submit(Job(request, plan, resident, on_answer, end))
+            is_queued = True
+        except Settled:
+            pass
+        finally:
+            if not is_queued:
+                self._leave(request)
+
+    def on_language_lane(self, job: Callable[[], None]) -> None:
+        """Run a job behind everything that the language lane has to do; at once when the lane is closed."""
+        try:
+            self._lanes.language_lane.submit(job)
+        except RuntimeError:
+            job()
+
+    def _plan(self, request: Request, messages: Sequence[Message]) -> Plan:
+        language = self._lanes.language
+        request.begin("layout")
+        with request.trace.span("layout"):
+            plan = self._family.layout(messages, language.tokenizer)
+        if plan.num_tokens >= language.spec.context_length:
+            raise ContextLengthError(plan.num_tokens, language.spec.context_length)
+        return plan
+
+    def _admit(self, request: Request) -> None:
+        with self._lock:
+            if self._is_closed:
+                raise EdgeVLError("the runtime is closed")
+            if len(self._running) >= self._max_waiting:
+                raise QueueFull(len(self._running), self._max_waiting)
+            self._running.add(request)
+
+    def _leave(self, request: Request) -> None:
+        with self._lock:
+            self._running.discard(request)
+
+
+def _engine(engine: str | Engine) -> Engine:
+    if not isinstance(engine, str):
+        return engine
+    return first_available() if engine == "auto" else engine_named(engine)
+
+
+def _load(
+    model: ModelSpec, load_vision: Callable[[], VisionEncoder], load_language: Callable[[], LanguageModel]
+) -> Lanes:
+    """Start both lanes, load on each what it will run, and check that the two fit together."""
+    vision_lane, language_lane = Lane("vision"), Lane("language")
+    vision: VisionEncoder | None = None
+    language: LanguageModel | None = None
+    try:
+        loading = vision_lane.submit(load_vision)
+        try:
+            language = language_lane.submit(load_language).result()
+        finally:
+            vision = loading.result()
+        if vision.spec.hidden_size != language.spec.hidden_size:
+            raise ModelError(
+                f"the vision encoder makes image embeds {vision.spec.hidden_size} wide "
+                f"and the language model takes {language.spec.hidden_size}: they are not of one model",
+                file=str(model.path),
+            )
+    except BaseException:
+        with suppress(RuntimeError):
+            if vision is not None:
+                vision_lane.submit(vision.close)
+            if language is not None:
+                language_lane.submit(language.close)
+        vision_lane.close()
+        language_lane.close()
+        raise
+    return Lanes(model.name, vision, vision_lane, language, language_lane)

@@ -1,0 +1,149 @@
+"""What every language model and its cache must do."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edge_vl.engine import ImageEmbeds, Prefillable
+from edge_vl.errors import EngineFault
+from edge_vl.plan import TextChunk
+from edge_vl.testing.contract_subject import ContractSubject, expect
+
+__all__ = ["LanguageContract"]
+
+
+class LanguageContract(ContractSubject):
+    """Tests of the language lane."""
+
+    def test_contract_logits_have_the_width_of_the_vocabulary_and_belong_to_the_caller(self) -> None:
+        """Shape, type and ownership of logits."""
+        with self.open_language() as language:
+            cache = language.new_cache()
+            logits = self.prefill(language, cache, self.make_prompt(language))
+            assert logits.shape == (language.spec.vocab_size,)
+            assert logits.dtype == np.float32
+            assert np.isfinite(logits).all()
+            before = logits.copy()
+            following = language.decode(cache, self.token_ids(1)[0])
+            np.testing.assert_array_equal(logits, before)
+            assert following.shape == before.shape
+            following[:] = 0
+            cache.close()
+
+    def test_contract_the_tokenizer_belongs_to_the_weights(self) -> None:
+        """No token of the tokenizer is outside the vocabulary, and text comes back as it went in."""
+        with self.open_language() as language:
+            tokenizer = language.tokenizer
+            assert tokenizer.vocab_size <= language.spec.vocab_size
+            ids = tokenizer.encode_text("red")
+            assert b"".join(tokenizer.token_bytes(token_id) for token_id in ids) == b"red"
+
+    def test_contract_a_prompt_may_be_split_anywhere(self) -> None:
+        """Any two runs give the cache and logits of one."""
+        with self.open_language() as language:
+            rows = self.make_rows(language)
+            whole = language.new_cache()
+            expected = self.prefill(language, whole, rows)
+            for cut in range(1, len(rows)):
+                cache = language.new_cache()
+                assert language.prefill(cache, rows[:cut], want_logits=False) is None
+                self.assert_same(self.prefill(language, cache, rows[cut:]), expected)
+                assert cache.num_tokens == whole.num_tokens
+                cache.close()
+            whole.close()
+
+    def test_contract_decode_equals_prefill_of_that_token(self) -> None:
+        """Both verbs append a token in the same way."""
+        with self.open_language() as language:
+            tokens = self.token_ids(4)
+            one, other = language.new_cache(), language.new_cache()
+            self.prefill(language, one, self.make_prompt(language))
+            self.prefill(language, other, self.make_prompt(language))
+            for token_id in tokens:
+                decoded = language.decode(one, token_id)
+                self.assert_same(decoded, self.prefill(language, other, [TextChunk((token_id,), other.next_position)]))
+            assert one.num_tokens == other.num_tokens
+            one.close()
+            other.close()
+
+    def test_contract_every_entry_counts(self) -> None:
+        """The first token and the picture still matter at the end: nothing is dropped on the way."""
+        with self.open_language() as language:
+            prompt = self.make_prompt(language)
+            cache = language.new_cache()
+            expected = self.prefill(language, cache, prompt)
+            cache.close()
+            first = prompt[0]
+            assert isinstance(first, TextChunk)
+            changed: list[Prefillable] = [TextChunk((first.token_ids[0] + 1, *first.token_ids[1:]), 0), *prompt[1:]]
+            cache = language.new_cache()
+            assert np.abs(self.prefill(language, cache, changed) - expected).max() > 0
+            cache.close()
+
+    def test_contract_a_fork_is_independent(self) -> None:
+        """Two continuations of one prompt do not see each other."""
+        with self.open_language() as language:
+            a, b = self.token_ids(2)
+            trunk = language.new_cache()
+            self.prefill(language, trunk, self.make_prompt(language))
+            expected_a, expected_b = (self.continue_prompt(language, token_id) for token_id in (a, b))
+            fork = trunk.fork()
+            assert (fork.num_tokens, fork.next_position) == (trunk.num_tokens, trunk.next_position)
+            self.assert_same(language.decode(fork, a), expected_a)
+            self.assert_same(language.decode(trunk, b), expected_b)
+            trunk.close()
+            assert np.isfinite(language.decode(fork, b)).all()
+            fork.close()
+
+    def test_contract_trim_forgets_exactly(self) -> None:
+        """A trimmed cache is as if the rest had never been there; a wrong number is refused."""
+        with self.open_language() as language:
+            cache = language.new_cache()
+            prompt = self.make_prompt(language)
+            self.prefill(language, cache, prompt)
+            kept = cache.num_tokens
+            for token_id in self.token_ids(5):
+                language.decode(cache, token_id)
+            cache.trim(kept)
+            assert (cache.num_tokens, cache.next_position) == (kept, kept)
+            token_id = self.token_ids(1)[0]
+            self.assert_same(language.decode(cache, token_id), self.continue_prompt(language, token_id))
+            with expect(ValueError):
+                cache.trim(cache.num_tokens + 1)
+            cache.trim(0)
+            self.assert_same(
+                self.prefill(language, cache, [*prompt, TextChunk((token_id,), kept)]),
+                self.continue_prompt(language, token_id),
+            )
+            cache.close()
+
+    def test_contract_a_failed_call_leaves_the_cache_as_it_was(self) -> None:
+        """A bad token id or too many tokens are faults that cost nothing."""
+        with self.open_language() as language:
+            cache = language.new_cache()
+            self.prefill(language, cache, self.make_prompt(language))
+            before = cache.num_tokens
+            outside = language.spec.vocab_size
+            too_many = TextChunk(self.token_ids(language.spec.context_length), before)
+            bad_embeds = ImageEmbeds(np.zeros((2, language.spec.hidden_size + 1), np.float32), "bad")
+            for run in ([TextChunk((outside,), before)], [TextChunk((-1,), before)], [too_many], [bad_embeds], []):
+                with expect(EngineFault):
+                    language.prefill(cache, run)
+                assert cache.num_tokens == before
+            with expect(EngineFault):
+                language.decode(cache, outside)
+            assert cache.num_tokens == before
+            token_id = self.token_ids(1)[0]
+            self.assert_same(language.decode(cache, token_id), self.continue_prompt(language, token_id))
+            cache.close()
+
+    def test_contract_memory_is_counted(self) -> None:
+        """`nbytes` does not shrink while entries come."""
+        with self.open_language() as language:
+            cache = language.new_cache()
+            self.prefill(language, cache, self.make_prompt(language))
+            before = cache.nbytes
+            assert before > 0
+            language.decode(cache, self.token_ids(1)[0])
+            assert cache.nbytes >= before
+            cache.close()

@@ -1,0 +1,37 @@
+"""Ask the bundled model about the bundled pictures and stream its answers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from edge_vl import Runtime
+
+PICTURES = Path(__file__).parent / "pictures"
+
+
+def main() -> int:
+    """Ask every question of `pictures/scenes.json`; return the number of wrong answers."""
+    scenes = json.loads((PICTURES / "scenes.json").read_text())
+    num_asked = num_wrong = 0
+    with Runtime.open(model="bundled") as runtime:
+        for name, asked in scenes.items():
+            print(f"\n{name}")
+            for question, truth in asked.items():
+                print(f"  {question}  ", end="", flush=True)
+                stream = runtime.stream(PICTURES / name, question)
+                for token in stream:
+                    print(token.text, end="", flush=True)
+                answer = stream.answer
+                first_ms = (answer.timings.first_token_s or 0.0) * 1000
+                verdict = "" if answer.text == truth else f"  WRONG, it is: {truth}"
+                print(f"  [{first_ms:.0f} ms to the first token]{verdict}")
+                num_asked += 1
+                num_wrong += answer.text != truth
+    print(f"\n{num_asked - num_wrong} of {num_asked} answers are true")
+    return num_wrong
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(), 1))

@@ -1,0 +1,105 @@
+"""Tests of `edge-vl ask` with the bundled model."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import RunCli
+
+
+def test_the_answer_is_all_that_standard_output_gets(cli: RunCli, png: Path) -> None:
+    done = cli("ask", str(png), "What is at the top left?")
+    assert (done.code, done.out, done.err) == (0, "a red square\n", "")
+
+
+def test_a_picture_may_come_through_standard_input(cli: RunCli, png: Path) -> None:
+    done = cli("ask", "-", "What is at the top left?", stdin=png.read_bytes())
+    assert (done.code, done.out) == (0, "a red square\n")
+
+
+def test_json_has_one_object_with_all_that_a_script_needs(cli: RunCli, png: Path) -> None:
+    done = cli("ask", str(png), "What is at the top left?", "--json")
+    answer = json.loads(done.out)
+    needed = {"text", "finish_reason", "model", "vision_engine", "language_engine", "dtypes", "usage", "timings"}
+    assert needed | {"reused", "degraded"} <= set(answer)
+    assert answer["text"] == "a red square"
+    assert answer["vision_engine"] == answer["language_engine"] == "onnxruntime"
+
+
+def test_verbose_shows_every_stage_on_standard_error(cli: RunCli, png: Path) -> None:
+    done = cli("ask", str(png), "What is at the top left?", "--verbose")
+    assert done.out == "a red square\n"
+    for stage in ("picture", "tile", "encode", "prefill", "first token", "decode", "tokens/s"):
+        assert stage in done.err
+
+
+def test_max_tokens_and_stop_reach_the_runtime(cli: RunCli, png: Path) -> None:
+    assert cli("ask", str(png), "What is at the top left?", "--stop", " square").out == "a red\n"
+    short = json.loads(cli("ask", str(png), "Describe the picture.", "--max-tokens", "2", "--json").out)
+    assert (short["finish_reason"], short["usage"]["completion_tokens"]) == ("length", 2)
+
+
+def test_the_same_seed_gives_the_same_answer(cli: RunCli, png: Path) -> None:
+    options = ("--temperature", "1.5", "--top-p", "0.95", "--seed", "5")
+    one, other = (cli("ask", str(png), "Describe the picture.", *options).out for _ in range(2))
+    assert one == other
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["ask", "only-one.png"], 2, "picture and a question"),
+        (["ask"], 2, "PICTURE"),
+        (["ask", "-", "-", "What?"], 2, "one picture only"),
+        (["ask", "missing.png", "What?"], 3, "missing.png"),
+        (["ask", "missing.png", ""], 2, "empty"),
+        (["ask", "PNG", "What?", "--model", "bundeld"], 4, "did you mean 'bundled'"),
+        (["ask", "PNG", "What?", "--vision-engine", "nope"], 4, "onnxruntime"),
+        (["ask", "PNG", "What?", "--language-dtype", "q3"], 4, "q3"),
+        (["ask", "PNG", "What?", "--temperature", "-1"], 2, "temperature"),
+        (["ask", "PNG", "What?", "--max-tokens", "0"], 2, "max_tokens"),
+        (["ask", "PNG", "What?", "--deadline-s", "0.000001"], 6, "deadline"),
+        (["ask", "PNG", "long " * 3000], 3, "tokens"),
+        (["ask", "PNG", "What?", "--colour"], 2, "--colour"),
+        (["sing"], 2, "sing"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line_and_by_the_exit_code(
+    cli: RunCli, png: Path, arguments: list[str], code: int, words: str
+) -> None:
+    done = cli(*(str(png) if argument == "PNG" else argument for argument in arguments))
+    assert done.code == code
+    assert done.out == ""
+    assert words in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_question_in_the_place_of_a_picture_is_explained(cli: RunCli, png: Path) -> None:
+    done = cli("ask", "What is it?", str(png))
+    assert done.code == 2
+    assert "is a picture" in done.err
+
+
+def test_an_interrupt_ends_with_the_code_for_cancelled(png: Path) -> None:
+    command = [sys.executable, "-m", "edge_vl", "chat", str(png)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        assert b"/quit" in process.stderr.readline()
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 7
+        assert b"Traceback" not in process.stderr.read()
+
+
+def test_a_reader_that_goes_away_is_no_defect(png: Path) -> None:
+    command = f"{sys.executable} -m edge_vl ask {png} 'Describe the picture.' | true"
+    done = subprocess.run(command, shell=True, capture_output=True, timeout=60, check=True)
+    assert b"Traceback" not in done.stderr
+    assert b"Exception" not in done.stderr

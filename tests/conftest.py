@@ -1,0 +1,75 @@
+"""Fixtures that several test modules use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_vl import Runtime
+from edge_vl.testing import FakeEngine
+
+TEMPLATE = (
+    "<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}"
+    "{% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}"
+    "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{line['text']}}"
+    "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    """Make a model folder of the Idefics3 family without weights: 2x2 tiles of 16 pixels, 4 tokens each."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    files: dict[str, Any] = {
+        "config.json": {
+            "model_type": "idefics3",
+            "scale_factor": 2,
+            "vision_config": {"image_size": 16, "patch_size": 4},
+            "text_config": {"max_position_embeddings": 4096, "vocab_size": 320},
+        },
+        "preprocessor_config.json": {
+            "do_image_splitting": True,
+            "do_resize": True,
+            "do_rescale": True,
+            "do_normalize": True,
+            "size": {"longest_edge": 32},
+            "max_image_size": {"longest_edge": 16},
+            "rescale_factor": 1 / 255,
+            "image_mean": [0.5, 0.5, 0.5],
+            "image_std": [0.5, 0.5, 0.5],
+            "resample": 1,
+        },
+        "tokenizer.json": {},
+        "processor_config.json": {"image_seq_len": 4},
+    }
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+OpenFake = Callable[..., tuple[Runtime, FakeEngine]]
+
+
+@pytest.fixture
+def open_fake(model_folder: Path) -> Iterator[OpenFake]:
+    """Open runtimes on fake engines; closes them, and checks that the engines were given everything back."""
+    opened: list[tuple[Runtime, FakeEngine]] = []
+
+    def open_one(**knobs: Any) -> tuple[Runtime, FakeEngine]:
+        options = {name: knobs.pop(name) for name in ("max_waiting", "context_length") if name in knobs}
+        engine = FakeEngine(**knobs)
+        runtime = Runtime.open(model_folder, vision_engine=engine, language_engine=engine, **options)
+        opened.append((runtime, engine))
+        return runtime, engine
+
+    yield open_one
+    for runtime, engine in opened:
+        runtime.close()
+        assert engine.num_open == 0
