@@ -7,8 +7,10 @@ Example:
     ...         print(token.text, end="", flush=True)
 """
 
+from typing import TYPE_CHECKING
+
 from edge_vl.answer import Answer, Token, Usage
-from edge_vl.answer_stream import AnswerStream, AsyncAnswerStream
+from edge_vl.answer_stream import AnswerStream
 from edge_vl.conversation import Conversation
 from edge_vl.errors import (
     Cancelled,
@@ -32,6 +34,9 @@ from edge_vl.errors import (
 from edge_vl.frame import Frame
 from edge_vl.runtime import Runtime
 from edge_vl.trace import Span, Timings
+
+if TYPE_CHECKING:
+    from edge_vl.async_answer_stream import AsyncAnswerStream
 
 __version__ = "0.1.0"
 
@@ -65,3 +70,12 @@ __all__ = [
     "Usage",
     "__version__",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Import what needs asyncio only when somebody asks for it."""
+    if name == "AsyncAnswerStream":
+        from edge_vl.async_answer_stream import AsyncAnswerStream
+
+        return AsyncAnswerStream
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
 from edge_vl.answer import Answer
-from edge_vl.answer_stream import AnswerStream, AsyncAnswerStream
+from edge_vl.answer_stream import AnswerStream
 from edge_vl.asking import AskOptions, generation_of
 from edge_vl.errors import RequestError
 from edge_vl.message import Message
@@ -17,6 +17,7 @@ from edge_vl.request import Request
 from edge_vl.resident import Resident
 
 if TYPE_CHECKING:
+    from edge_vl.async_answer_stream import AsyncAnswerStream
     from edge_vl.runtime import Runtime
 
 __all__ = ["Conversation"]
@@ -61,6 +62,8 @@ class Conversation:
         **options: Unpack[AskOptions],
     ) -> AsyncAnswerStream:
         """Return the asynchronous twin of `stream`."""
+        from edge_vl.async_answer_stream import AsyncAnswerStream  # late: it imports asyncio
+
         return AsyncAnswerStream(generation_of(options), self._start(question, pictures, options))
 
     def ask(

@@ -6,9 +6,9 @@ GIL. The runtime calls a `VisionEncoder` from one thread and a `LanguageModel` f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -288,6 +288,14 @@ class Engine(Protocol):
 
     def status(self) -> EngineStatus:
         """Say whether the engine can run here. Never raises."""
+        ...
+
+    def describe(self, model: ModelSpec) -> Mapping[str, Any]:
+        """Say what the engine knows about a model without loading it, for `edge-vl models info`.
+
+        Returns:
+            JSON-ready facts by name, such as the precisions at hand; empty if the engine cannot run the model.
+        """
         ...
 
     def load_vision(self, model: ModelSpec, options: LaneOptions) -> VisionEncoder:

@@ -69,19 +69,21 @@ def load_picture(
         picture: a path; an encoded picture as bytes, bytearray or memoryview; an open binary file, read from where it
             stands; a NumPy array as `edge_vl.pixels.array_pixels` describes; a Pillow image; or a frame, which is
             returned as it is. All but a frame are copied: the caller may overwrite its buffer at once.
-        bgr: the array's colours come in OpenCV's order. Only arrays: every other picture knows its own order.
+        bgr: the colours of arrays come in OpenCV's order. Files know their own order and are not concerned.
         index: which picture of the request it is, for errors and `Frame.index`.
         limits: checked on the header before decoding.
 
     Raises:
         ImageError: it is not a picture, is damaged or cut short, or is beyond the limits. Names the picture.
-        RequestError: `bgr` was set for something that is not an array.
+        RequestError: `bgr` was set for a Pillow image, of which nobody can say what it means.
     """
     captured_s, captured_wall_s = time.monotonic(), time.time()
     source = _name_source(picture)
-    if bgr and not isinstance(picture, np.ndarray):
+    if bgr and isinstance(picture, Image.Image):
         raise RequestError(
-            f"picture {index} ({source}): bgr tells the order of colours in a NumPy array; this is not one", field="bgr"
+            f"picture {index} ({source}): bgr is about NumPy arrays; a Pillow image must hold its colours in its own "
+            "order, so pass numpy.asarray(image) if they are swapped",
+            field="bgr",
         )
     try:
         if isinstance(picture, Frame):
@@ -127,7 +129,7 @@ def _decode(data: bytes, limits: PictureLimits) -> NDArray[np.uint8]:
         image = _open(file, data[:16])
     except Exception as error:  # Pillow's readers raise nearly anything for a damaged header
         if kind.endswith(" picture"):
-            raise UnusablePicture(f"{kind}, damaged or cut short: {error}", f"{kind}, damaged") from error
+            raise _damaged(kind, error) from error
         image = None
     if image is None:
         raise UnusablePicture(f"it is {kind}, not a picture that can be read", kind)
@@ -142,7 +144,13 @@ def _convert(image: Image.Image, limits: PictureLimits, kind: str) -> NDArray[np
     except UnusablePicture:
         raise
     except Exception as error:  # as above, now for the pixels
-        raise UnusablePicture(f"{kind}, damaged or cut short: {error}", f"{kind}, damaged") from error
+        raise _damaged(kind, error) from error
+
+
+def _damaged(kind: str, error: Exception) -> UnusablePicture:
+    if isinstance(error, Image.DecompressionBombError):  # some of Pillow's readers have limits of their own
+        return UnusablePicture(f"{kind} that is too large: {error}", "too many pixels")
+    return UnusablePicture(f"{kind}, damaged or cut short: {error}", f"{kind}, damaged")
 
 
 class _WholeFile(io.BytesIO):

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
 from edge_vl.answer import Answer
-from edge_vl.answer_stream import AnswerStream, AsyncAnswerStream
+from edge_vl.answer_stream import AnswerStream
 from edge_vl.asking import AskOptions, generation_of, picture_list
 from edge_vl.engine import Engine, LaneOptions, LanguageModel, LanguageSpec, VisionEncoder, VisionSpec
 from edge_vl.errors import ContextLengthError, EdgeVLError, ImageError, ModelError, QueueFull, RequestError
@@ -29,6 +29,7 @@ from edge_vl.resident import Resident
 from edge_vl.serial import Job, Lanes, SerialScheduler
 
 if TYPE_CHECKING:
+    from edge_vl.async_answer_stream import AsyncAnswerStream
     from edge_vl.conversation import Conversation
 
 __all__ = ["Runtime"]
@@ -139,6 +140,8 @@ class Runtime:
         self, pictures: Picture | Sequence[Picture] | None, question: str, **options: Unpack[AskOptions]
     ) -> AsyncAnswerStream:
         """Return the asynchronous twin of `stream`; errors of the input are raised when iteration begins."""
+        from edge_vl.async_answer_stream import AsyncAnswerStream  # late: it imports asyncio
+
         return AsyncAnswerStream(generation_of(options), self._start(pictures, question, options))
 
     def ask(self, pictures: Picture | Sequence[Picture] | None, question: str, **options: Unpack[AskOptions]) -> Answer:

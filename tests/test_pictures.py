@@ -166,6 +166,8 @@ class TestDepthsAndModes:
             assert first_pixel(Image.fromarray(np.full((2, 2), value, np.uint16))) == (wanted,) * 3
             assert first_pixel(encode(Image.fromarray(np.full((2, 2), value, np.uint16)), "TIFF")) == (wanted,) * 3
             assert first_pixel(np.full((2, 2), value, np.uint16)) == (wanted,) * 3
+            big_endian = Image.frombytes("I;16B", (1, 1), struct.pack(">H", value))
+            assert first_pixel(big_endian) == (wanted,) * 3
 
     def test_a_pgm_of_ten_bits_is_scaled_by_its_own_maximum(self) -> None:
         assert first_pixel(b"P5 1 1 1023\n" + struct.pack(">H", 1023)) == WHITE
@@ -206,7 +208,7 @@ class TestDepthsAndModes:
         assert frame.pixels.shape == (9, 16, 3)
         assert np.abs(frame.pixels.astype(int) - (200, 40, 40)).max() < 12
 
-    @pytest.mark.parametrize("file_format", ["GIF", "PNG", "WEBP", "TIFF", "AVIF"])
+    @pytest.mark.parametrize("file_format", ["GIF", "PNG", "WEBP", "TIFF", "AVIF", "MPO"])
     def test_the_first_frame_of_an_animation_is_taken(self, file_format: str) -> None:
         frames = [Image.new("RGB", (8, 8), colour) for colour in (RED, (0, 255, 0), (0, 0, 255))]
         data = encode(frames[0], file_format, save_all=True, append_images=frames[1:])
@@ -336,6 +338,9 @@ class TestLimits:
             assert f"{width}x{height}" in str(error)
             assert "50000000" in str(error)
             assert "pixels" in error.detected
+        canvas = struct.pack("<I", 16382)[:3] * 2
+        webp = b"RIFF" + struct.pack("<I", 22) + b"WEBPVP8X" + struct.pack("<I", 10) + bytes(4) + canvas
+        assert refusal(webp).detected in ("too many pixels", "a WebP picture, damaged")
         assert "65535" in str(refusal(make_png(70000, 1, 8, 2, b"")))
 
     def test_pillows_own_limit_is_neither_used_nor_changed(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,10 +380,11 @@ class TestArrays:
         bgra = np.dstack([rgb[:, :, ::-1], np.full((5, 7), 255, np.uint8)])
         assert np.array_equal(load_picture(bgra, bgr=True).pixels, rgb)
 
-    def test_the_flag_is_refused_where_it_means_nothing(self) -> None:
-        for picture in (encode(Image.new("RGB", (2, 2))), Image.new("RGB", (2, 2)), "some.png"):
-            with pytest.raises(RequestError, match="bgr"):
-                load_picture(picture, bgr=True)
+    def test_files_are_not_concerned_by_the_flag_and_pillow_images_refuse_it(self) -> None:
+        red = Image.new("RGB", (2, 2), RED)
+        assert load_picture(encode(red), bgr=True).pixels[0, 0].tolist() == list(RED)
+        with pytest.raises(RequestError, match="bgr"):
+            load_picture(red, bgr=True)
 
     def test_grey_bool_and_alpha_are_understood(self) -> None:
         grey = noise(4, 6, 1)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from edge_vl.errors import EngineUnavailable
 from edge_vl.model_spec import ModelSpec
 from edge_vl.models import find_model, model_names
+from edge_vl.registry import engine_named, engine_names
 
 __all__ = ["models"]
 
@@ -40,9 +43,11 @@ def info(
         print(json.dumps(facts, ensure_ascii=False))
         return
     for name, value in facts.items():
-        if name == "files":
-            continue
-        print(f"{name:<16} {_as_text(value)}")
+        if name not in {"engines", "files"}:
+            print(f"{name:<16} {_as_text(value)}")
+    for engine, known in facts["engines"].items():
+        for name, value in known.items():
+            print(f"{'engine':<16} {engine} {name.replace('_', ' ')}: {_as_text(value)}")
     for file in facts["files"]:
         print(f"{'file':<16} {file['name']:<40} {_mib(file['bytes']):>10}")
 
@@ -77,18 +82,20 @@ def model_facts(model: ModelSpec) -> dict[str, Any]:
             )
         },
         "longest_edge": model.preprocessor.get("size", {}).get("longest_edge"),
-        "int8_vision": _int8_report(model),
+        "engines": {name: dict(facts) for name, facts in _engine_facts(model)},
         "files": [{"name": str(path.relative_to(model.path)), "bytes": path.stat().st_size} for path in files],
     }
 
 
-def _int8_report(model: ModelSpec) -> dict[str, Any] | None:
-    """Return how far the int8 vision encoder made on this machine is from the original; None: not made yet."""
-    try:
-        from edge_vl_onnxruntime.quantize import vision_int8_report
-    except ImportError:
-        return None
-    return vision_int8_report(model)
+def _engine_facts(model: ModelSpec) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield what each engine that can be imported knows about a model."""
+    for name in engine_names():
+        try:
+            facts = engine_named(name).describe(model)
+        except EngineUnavailable:
+            continue  # `edge-vl doctor` tells why
+        if facts:
+            yield name, facts
 
 
 def _total_bytes(folder: Path) -> int:
@@ -97,7 +104,11 @@ def _total_bytes(folder: Path) -> int:
 
 def _as_text(value: object) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key} {item}" for key, item in value.items())
+        return ", ".join(f"{key.replace('_', ' ')} {_as_text(item)}" for key, item in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    if isinstance(value, float):
+        return f"{value:.4g}"
     return "not made yet" if value is None else str(value)
 
 

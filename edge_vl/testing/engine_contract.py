@@ -14,6 +14,7 @@ pytest collects the inherited tests. Each loads, uses and closes what it needs, 
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 from edge_vl.engine import Engine, LaneOptions
@@ -35,6 +36,11 @@ class EngineContract(VisionContract, LanguageContract):
         assert engine.name
         assert engine.name == engine.name.strip().lower()
         assert engine.status().is_available, engine.status().reason
+
+    def test_contract_a_model_is_described_in_json_without_being_loaded(self) -> None:
+        """`describe` returns plain facts."""
+        facts = self.engine().describe(self.model())
+        assert json.loads(json.dumps(dict(facts))) == dict(facts)
 
     def test_contract_everything_closes_twice_and_is_refused_afterwards(self) -> None:
         """A closed thing raises, and never crashes."""

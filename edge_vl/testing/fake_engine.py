@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,6 +100,10 @@ class FakeEngine:
         if self._unavailable:
             return EngineStatus(False, reason=self._unavailable, install="pip install fake")
         return EngineStatus(True, version="0", devices=("cpu",))
+
+    def describe(self, model: ModelSpec) -> dict[str, Any]:
+        """Know that there is one precision."""
+        return {"vision_dtypes": ["fp32"], "language_dtypes": ["fp32"]}
 
     def load_vision(self, model: ModelSpec, options: LaneOptions) -> FakeVisionEncoder:
         """Load nothing, and return an encoder."""

@@ -1,0 +1,67 @@
+# `make help` lists the targets. PYTHON selects the interpreter: make demo PYTHON=python3.12
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Two processes suit the smallest board that the tests are written for; a file's tests stay together.
+PYTEST_WORKERS ?= 2
+
+CODE := edge_vl engines kernels tests benchmarks tools examples
+# What an installation is made from. The Python code itself is used in place.
+BUILD_INPUTS := pyproject.toml CMakeLists.txt $(shell find kernels/csrc -type f)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format types unit bars clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.installed  ## stream answers of the bundled model about the bundled pictures
+	@$(BIN)/python examples/demo.py
+
+test: lint types unit  ## check style and types, run every test with coverage
+
+lint: $(VENV)/.installed-dev  ## check style without changing anything
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(VENV)/.installed-dev  ## check types
+	$(BIN)/mypy
+
+unit: $(VENV)/.installed-dev  ## run every test with coverage
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --cov --cov-report=term
+
+format: $(VENV)/.installed-dev  ## format the code and mend what can be mended automatically
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bars: $(VENV)/.installed-dev  ## run every benchmark, keep the results under benchmarks/results
+	$(BIN)/python -m benchmarks --all --keep benchmarks/results
+
+clean:  ## remove the environment and everything made here
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
+	find $(CODE) -name __pycache__ -type d -exec rm -rf {} +
+
+# --- environment -----------------------------------------------------------------------------------------------------
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "edge_vl needs Python 3.11 or newer; $(PYTHON) is: $$($(PYTHON) --version 2>&1 || true)" >&2; \
+	  echo "name another one: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "$(PYTHON) cannot make virtual environments; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(BUILD_INPUTS) | $(BIN)/python
+	@echo "installing edge_vl into $(VENV) ..." >&2
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[onnx]'
+	@touch $@
+
+# Warnings of the compiler are errors here, and a failed build falls back to NumPy: so ask what came out of it.
+$(VENV)/.installed-dev: $(BUILD_INPUTS) | $(BIN)/python
+	@echo "installing edge_vl and its development tools into $(VENV) ..." >&2
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[onnx,dev]' \
+	  --config-settings=cmake.define.EDGE_VL_KERNELS_WERROR=ON
+	@$(BIN)/python -c 'import edge_vl_kernels as k, sys; s = k.status(); sys.exit(None if s.compiled else \
+	  "the kernels were not compiled (add -v to pip install above to see why): " + s.reason)'
+	@touch $(VENV)/.installed $@

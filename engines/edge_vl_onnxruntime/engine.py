@@ -1,0 +1,176 @@
+"""The engine: what edge_vl finds behind the entry point."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_vl.engine import EngineStatus, ImageEmbeds, LaneOptions, LanguageModel, LanguageSpec, VisionEncoder
+from edge_vl.environment import read_environment
+from edge_vl.errors import EngineFault, EngineUnavailable, ModelError
+from edge_vl.model_spec import ModelSpec
+from edge_vl_onnxruntime.decoder_graph import DecoderGraph, read_decoder_graph
+from edge_vl_onnxruntime.embedding import Embedding
+from edge_vl_onnxruntime.files import DECODER, EMBED_TOKENS, VISION_ENCODER, ModelFile, find_file, list_dtypes
+from edge_vl_onnxruntime.language import OnnxLanguageModel
+from edge_vl_onnxruntime.quantize import quantized_vision_file, vision_int8_report
+from edge_vl_onnxruntime.session import ENGINE, INSTALL, Session, available_devices, import_onnxruntime, open_session
+from edge_vl_onnxruntime.vision import OnnxVisionEncoder
+
+__all__ = ["OnnxRuntimeEngine", "engine"]
+
+_IN_PLACE_OPERATOR = b"GroupQueryAttention"
+_SCAN_BYTES = 64 * 1024 * 1024  # a graph's nodes stand before its weights
+
+
+class OnnxRuntimeEngine:
+    """Both lanes on ONNX Runtime."""
+
+    def __init__(self, cache_dir: Path | None = None) -> None:
+        """Choose where int8 copies are kept; None asks the environment when one is needed."""
+        self._cache_dir = cache_dir
+
+    @property
+    def name(self) -> str:
+        """Short name."""
+        return ENGINE
+
+    def status(self) -> EngineStatus:
+        """Say whether ONNX Runtime can be imported, and which devices its build offers."""
+        try:
+            onnxruntime = import_onnxruntime()
+            devices = available_devices(onnxruntime)
+        except EngineUnavailable as error:
+            return EngineStatus(False, reason=error.missing, install=INSTALL)
+        except Exception as error:  # a half-installed package can fail in any way
+            return EngineStatus(False, reason=f"{type(error).__name__}: {error}", install=INSTALL)
+        notes = tuple(f"{device}: this path was never executed by us" for device in devices if device != "cpu")
+        return EngineStatus(True, version=str(onnxruntime.__version__), devices=devices, notes=notes)
+
+    def describe(self, model: ModelSpec) -> Mapping[str, Any]:
+        """Return the precisions at hand, and how far the int8 vision encoder made on this machine is from fp32."""
+        vision, language = list_dtypes(model, VISION_ENCODER), list_dtypes(model, DECODER)
+        if not vision and not language:
+            return {}
+        return {
+            "vision_dtypes": sorted(vision),
+            "language_dtypes": sorted(language),
+            "int8_vision": vision_int8_report(model, self._cache_dir),
+        }
+
+    def load_vision(self, model: ModelSpec, options: LaneOptions) -> VisionEncoder:
+        """Load `vision_encoder*.onnx`; `int8` is made from fp32 where the model does not bring it."""
+        if options.dtype == "int8" and "int8" not in (found := list_dtypes(model, VISION_ENCODER)) and "fp32" in found:
+            source = find_file(model, VISION_ENCODER, "fp32").path
+            file = ModelFile(quantized_vision_file(model, source, self._cache_dir), "int8")
+        else:
+            file = find_file(model, VISION_ENCODER, options.dtype)
+        session = open_session(file.path, options, fixed_shapes=True)
+        return OnnxVisionEncoder(session, model, file.dtype, isa=read_environment().isa)
+
+    def load_language(self, model: ModelSpec, options: LaneOptions) -> LanguageModel:
+        """Load `decoder_model_merged*.onnx` and `embed_tokens*.onnx` and try both out."""
+        from edge_vl.tokenizer import HFTokenizer  # late: it loads a library
+
+        file = find_file(model, DECODER, options.dtype)
+        embed_dtype = file.dtype if file.dtype in list_dtypes(model, EMBED_TOKENS) else "auto"
+        embed_file = find_file(model, EMBED_TOKENS, embed_dtype)
+        tokenizer = HFTokenizer(model)
+        text: Mapping[str, Any] = model.config.get("text_config") or model.config
+        decoder = open_session(file.path, options, fixed_shapes=False)
+        graph = read_decoder_graph(decoder, text)
+        spec = _language_spec(decoder, graph, file.dtype, _context_length(model, text, options))
+        one_thread = dataclasses.replace(options, threads=1)  # a lookup has nothing to share out
+        embed_session = open_session(embed_file.path, one_thread, fixed_shapes=False)
+        embedding = Embedding(embed_session, graph.embeds.dtype, graph.hidden_size)
+        whole = OnnxLanguageModel(decoder, graph, embedding, spec, tokenizer, is_shared=False)
+        expected = _probe(whole, decoder)
+        if _names_in_place_operator(file.path):
+            in_place = OnnxLanguageModel(decoder, graph, embedding, spec, tokenizer, is_shared=True)
+            if _agrees(in_place, decoder, expected):
+                return in_place
+        return whole
+
+
+def _context_length(model: ModelSpec, text: Mapping[str, Any], options: LaneOptions) -> int:
+    """Return the model's limit or what is wanted, whichever is smaller."""
+    limit = text.get("max_position_embeddings")
+    if not isinstance(limit, int) or limit < 1:
+        file = model.path / "config.json"
+        raise ModelError(f"{file} has no text_config.max_position_embeddings", file=str(file))
+    return min(limit, options.context_length or limit)
+
+
+def _language_spec(decoder: Session, graph: DecoderGraph, dtype: str, context_length: int) -> LanguageSpec:
+    if dtype == "fp32" and graph.embeds.dtype is np.float16:
+        dtype = "fp16"  # a file without suffix that was converted in place
+    return LanguageSpec(
+        engine=ENGINE,
+        context_length=context_length,
+        vocab_size=graph.vocab_size,
+        hidden_size=graph.hidden_size,
+        num_layers=graph.num_layers,
+        num_kv_heads=graph.num_kv_heads,
+        head_dim=graph.head_dim,
+        dtype=dtype,
+        device=decoder.device,
+        file=str(decoder.path),
+    )
+
+
+def _names_in_place_operator(path: Path) -> bool:
+    """Look for the operator's name in the file, which needs no ONNX parser."""
+    overlap = len(_IN_PLACE_OPERATOR)
+    tail = b""
+    with path.open("rb") as file:
+        for _ in range(_SCAN_BYTES // (1 << 20)):
+            block = file.read(1 << 20)
+            if _IN_PLACE_OPERATOR in tail + block:
+                return True
+            if not block:
+                break
+            tail = block[-overlap:]
+    return False
+
+
+def _probe(model: OnnxLanguageModel, decoder: Session) -> list[NDArray[np.float32]]:
+    """Run a few rows and one token, so that a graph that does not work is found at load.
+
+    Raises:
+        ModelError: it does not work.
+    """
+    random = np.random.default_rng(0)
+    rows = random.standard_normal((min(3, model.spec.context_length), model.spec.hidden_size)).astype(np.float32)
+    cache = model.new_cache()
+    try:
+        logits = [model.prefill(cache, [ImageEmbeds(rows, "probe")])]
+        if model.spec.context_length > cache.num_tokens:
+            logits.append(model.decode(cache, 0))
+    except EngineFault as error:
+        raise ModelError(
+            f"{decoder.path} does not work with its embeddings: {error.cause}", file=str(decoder.path)
+        ) from error
+    finally:
+        cache.close()
+    return [row for row in logits if row is not None]
+
+
+def _agrees(model: OnnxLanguageModel, decoder: Session, expected: list[NDArray[np.float32]]) -> bool:
+    """Whether in-place buffers give the same logits; if not, the graph works with growing ones all the same."""
+    try:
+        found = _probe(model, decoder)
+    except ModelError:
+        return False
+    tolerance = 1e-3 if model.spec.dtype == "fp32" else 0.1
+    return all(
+        float(np.linalg.norm(one - other)) <= tolerance * float(np.linalg.norm(other))
+        for one, other in zip(found, expected, strict=True)
+    )
+
+
+engine = OnnxRuntimeEngine()

@@ -1,0 +1,248 @@
+"""KV caches of the whole-graph decoder: one that grows with every run, one that is written in place."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from edge_vl.engine import KVCache
+from edge_vl_onnxruntime.decoder_graph import DecoderGraph
+from edge_vl_onnxruntime.session import Session, import_onnxruntime
+
+__all__ = ["BoundKVCache", "GrowingKVCache", "SharedKVCache"]
+
+_MIN_CAPACITY = 64
+
+
+class BoundKVCache(KVCache, Protocol):
+    """A cache that binds itself to the decoder's cache inputs and outputs."""
+
+    @property
+    def owner(self) -> object:
+        """The session that it belongs to."""
+        ...
+
+    @property
+    def is_open(self) -> bool:
+        """Not closed yet."""
+        ...
+
+    @property
+    def binding(self) -> Any:
+        """The `onnxruntime.IOBinding`; logits are its first output."""
+        ...
+
+    def bind(self, num_new: int) -> None:
+        """Bind for a run that appends `num_new` entries. Does not change what is stored."""
+        ...
+
+    def commit(self, num_new: int) -> None:
+        """Take over the result of that run."""
+        ...
+
+
+class _Layout:
+    """What both kinds of cache share: where they are and how wide."""
+
+    def __init__(self, session: Session, graph: DecoderGraph, context_length: int) -> None:
+        self.session = session
+        self.graph = graph
+        self.context_length = context_length
+        self.device = "cuda" if session.device in {"cuda", "tensorrt"} else "cpu"
+        self.make = import_onnxruntime().OrtValue.ortvalue_from_numpy
+
+    def value(self, array: Any) -> Any:
+        """Put an array where the session works; on the CPU the array itself stays in use."""
+        return self.make(array, self.device)
+
+    def empty(self, length: int) -> Any:
+        """Return zeros, (1, num_kv_heads, length, head_dim)."""
+        return np.zeros((1, self.graph.num_kv_heads, length, self.graph.head_dim), self.graph.cache_dtype)
+
+
+class GrowingKVCache:
+    """For plain attention: the graph returns a longer cache, which becomes the next run's input without a copy.
+
+    The values are never written to, so forks share them.
+    """
+
+    def __init__(self, session: Session, graph: DecoderGraph, context_length: int) -> None:
+        """Begin empty."""
+        self._layout = _Layout(session, graph, context_length)
+        self._values: list[Any] = [self._layout.value(self._layout.empty(0)) for _ in graph.past_names]
+        self._num_tokens = 0
+        self._binding: Any = session.native.io_binding()
+
+    @property
+    def owner(self) -> object:
+        """The session that it belongs to."""
+        return self._layout.session
+
+    @property
+    def is_open(self) -> bool:
+        """Not closed yet."""
+        return self._binding is not None
+
+    @property
+    def binding(self) -> Any:
+        """The `onnxruntime.IOBinding`; logits are its first output."""
+        return self._binding
+
+    @property
+    def num_tokens(self) -> int:
+        """Entries stored."""
+        return self._num_tokens
+
+    @property
+    def next_position(self) -> int:
+        """Position of the next token."""
+        return self._num_tokens
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the entries; what forks share is counted in each."""
+        graph = self._layout.graph
+        row_bytes = graph.num_kv_heads * graph.head_dim * np.dtype(graph.cache_dtype).itemsize
+        return int(len(self._values) * row_bytes * self._num_tokens)
+
+    def bind(self, num_new: int) -> None:
+        """Bind the stored values as past, and let the backend allocate what follows."""
+        binding, device = self._binding, self._layout.device
+        for name, value in zip(self._layout.graph.past_names, self._values, strict=True):
+            binding.bind_ortvalue_input(name, value)
+        for name in self._layout.graph.present_names:
+            binding.bind_output(name, device)
+
+    def commit(self, num_new: int) -> None:
+        """Keep the outputs.
+
+        Raises:
+            ValueError: they do not have the right length.
+        """
+        values = self._binding.get_outputs()[1:]
+        num_tokens = self._num_tokens + num_new
+        if values[0].shape()[2] != num_tokens:
+            raise ValueError(f"the graph returned a cache of {values[0].shape()[2]} entries, not {num_tokens}")
+        self._values = values
+        self._num_tokens = num_tokens
+
+    def fork(self) -> Self:
+        """Return an independent cache with the same entries."""
+        copy = type(self)(self._layout.session, self._layout.graph, self._layout.context_length)
+        copy._values, copy._num_tokens = list(self._values), self._num_tokens
+        return copy
+
+    def trim(self, num_tokens: int) -> None:
+        """Forget all but the first entries."""
+        _check_trim(num_tokens, self._num_tokens)
+        if num_tokens < self._num_tokens:
+            kept = [np.ascontiguousarray(value.numpy()[:, :, :num_tokens]) for value in self._values]
+            self._values = [self._layout.value(array) for array in kept]
+            self._num_tokens = num_tokens
+            self._release_binding()
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._values, self._num_tokens, self._binding = [], 0, None
+
+    def _release_binding(self) -> None:
+        """Drop the longer values that the binding still holds."""
+        self._binding = self._layout.session.native.io_binding()
+
+
+class SharedKVCache:
+    """For GroupQueryAttention: past and present are one buffer that the graph writes to in place."""
+
+    def __init__(self, session: Session, graph: DecoderGraph, context_length: int) -> None:
+        """Begin empty."""
+        self._layout = _Layout(session, graph, context_length)
+        self._values: list[Any] = []
+        self._capacity = 0
+        self._num_tokens = 0
+        self._is_bound = False
+        self._binding: Any = session.native.io_binding()
+
+    @property
+    def owner(self) -> object:
+        """The session that it belongs to."""
+        return self._layout.session
+
+    @property
+    def is_open(self) -> bool:
+        """Not closed yet."""
+        return self._binding is not None
+
+    @property
+    def binding(self) -> Any:
+        """The `onnxruntime.IOBinding`; logits are its first output."""
+        return self._binding
+
+    @property
+    def num_tokens(self) -> int:
+        """Entries stored."""
+        return self._num_tokens
+
+    @property
+    def next_position(self) -> int:
+        """Position of the next token."""
+        return self._num_tokens
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the buffers, used or not."""
+        graph = self._layout.graph
+        row_bytes = graph.num_kv_heads * graph.head_dim * np.dtype(graph.cache_dtype).itemsize
+        return int(len(self._values) * row_bytes * self._capacity)
+
+    def bind(self, num_new: int) -> None:
+        """Make room and bind every buffer twice; nothing to do while the buffers stay."""
+        self._reserve(self._num_tokens + num_new)
+        if not self._is_bound:
+            graph = self._layout.graph
+            for past, present, value in zip(graph.past_names, graph.present_names, self._values, strict=True):
+                self._binding.bind_ortvalue_input(past, value)
+                self._binding.bind_ortvalue_output(present, value)
+            self._is_bound = True
+
+    def commit(self, num_new: int) -> None:
+        """Count what the graph wrote; what lies behind it does not matter."""
+        self._num_tokens += num_new
+
+    def fork(self) -> Self:
+        """Return an independent cache with the same entries."""
+        copy = type(self)(self._layout.session, self._layout.graph, self._layout.context_length)
+        if self._values:
+            copy._replace(self._values, self._num_tokens, self._capacity)
+        copy._num_tokens = self._num_tokens
+        return copy
+
+    def trim(self, num_tokens: int) -> None:
+        """Forget all but the first entries."""
+        _check_trim(num_tokens, self._num_tokens)
+        self._num_tokens = num_tokens
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._values, self._num_tokens, self._capacity, self._binding = [], 0, 0, None
+
+    def _reserve(self, num_tokens: int) -> None:
+        """Grow to the next power of two, at most the context."""
+        if num_tokens <= self._capacity:
+            return
+        capacity = min(max(_MIN_CAPACITY, 1 << (num_tokens - 1).bit_length()), self._layout.context_length)
+        self._replace(self._values, self._num_tokens, max(capacity, num_tokens))
+
+    def _replace(self, values: list[Any], num_tokens: int, capacity: int) -> None:
+        """Move to new buffers of `capacity` entries that begin with the first `num_tokens` of `values`."""
+        arrays = [self._layout.empty(capacity) for _ in self._layout.graph.past_names]
+        for array, value in zip(arrays, values, strict=False):  # there are none yet in a new cache
+            array[:, :, :num_tokens] = value.numpy()[:, :, :num_tokens]
+        self._values = [self._layout.value(array) for array in arrays]
+        self._capacity = capacity
+        self._is_bound = False
+
+
+def _check_trim(num_tokens: int, stored: int) -> None:
+    if not 0 <= num_tokens <= stored:
+        raise ValueError(f"cannot keep {num_tokens} of {stored} entries")

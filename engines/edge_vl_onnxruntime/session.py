@@ -1,0 +1,163 @@
+"""Sessions of ONNX Runtime: its import, devices, options and errors."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edge_vl.engine import LaneOptions
+from edge_vl.errors import EngineUnavailable, ModelError
+from edge_vl.machine import usable_cores
+
+__all__ = [
+    "DEVICES",
+    "ENGINE",
+    "INSTALL",
+    "Session",
+    "available_devices",
+    "import_onnxruntime",
+    "open_session",
+    "reason",
+]
+
+ENGINE = "onnxruntime"
+INSTALL = "pip install 'edge-vl[onnx]'"
+
+DEVICES = {
+    "cpu": "CPUExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+    "tensorrt": "TensorrtExecutionProvider",
+    "rocm": "ROCMExecutionProvider",
+    "migraphx": "MIGraphXExecutionProvider",
+    "openvino": "OpenVINOExecutionProvider",
+    "qnn": "QNNExecutionProvider",
+    "coreml": "CoreMLExecutionProvider",
+    "directml": "DmlExecutionProvider",
+    "xnnpack": "XnnpackExecutionProvider",
+}
+"""Execution provider of each device name."""
+
+_INSTALL_DEVICE = {
+    "cuda": "pip install 'edge-vl[onnx-gpu]'",
+    "tensorrt": "pip install 'edge-vl[onnx-gpu]'",
+    "openvino": "pip install onnxruntime-openvino",
+    "qnn": "pip install onnxruntime-qnn",
+    "directml": "pip install onnxruntime-directml",
+}
+_SEVERITY_FATAL = 4  # whatever matters arrives as an exception; nothing is written to standard error
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Session:
+    """A loaded graph.
+
+    Attributes:
+        native: the `onnxruntime.InferenceSession`.
+        path: file it came from.
+        device: where it really runs, a key of `DEVICES`.
+        threads: of its own pool.
+    """
+
+    native: Any
+    path: Path
+    device: str
+    threads: int
+
+
+def import_onnxruntime() -> Any:
+    """Import the backend: the only place that does.
+
+    Raises:
+        EngineUnavailable: it is missing or does not load.
+    """
+    try:
+        onnxruntime: Any = importlib.import_module("onnxruntime")
+    except (ImportError, OSError) as error:  # OSError: a library that it needs is missing or built for another CPU
+        raise EngineUnavailable(ENGINE, f"cannot import onnxruntime: {error}", INSTALL) from error
+    return onnxruntime
+
+
+def available_devices(onnxruntime: Any) -> tuple[str, ...]:
+    """Return the device names whose execution provider this build offers."""
+    providers = set(onnxruntime.get_available_providers())
+    return tuple(device for device, provider in DEVICES.items() if provider in providers)
+
+
+def open_session(path: Path, options: LaneOptions, *, fixed_shapes: bool) -> Session:
+    """Load a graph.
+
+    Args:
+        path: an `.onnx` file; external data lies beside it.
+        options: device and threads of the lane.
+        fixed_shapes: every run has the same shapes. Where they vary, the planned memory of each new shape would be
+            kept for ever, so planning is switched off.
+
+    Raises:
+        EngineUnavailable: the backend or the device is missing.
+        ModelError: the file is broken or incomplete.
+    """
+    onnxruntime = import_onnxruntime()
+    device = _choose_device(options.device, available_devices(onnxruntime))
+    threads = options.threads or usable_cores()
+    onnxruntime.set_default_logger_severity(_SEVERITY_FATAL)
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = _SEVERITY_FATAL
+    settings.intra_op_num_threads = threads
+    settings.inter_op_num_threads = 1
+    settings.enable_mem_pattern = fixed_shapes
+    # Two lanes have two thread pools; one that spins while idle takes the cores from the other.
+    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    try:
+        native = onnxruntime.InferenceSession(
+            str(path), settings, providers=_providers(device, onnxruntime), enable_fallback=0
+        )
+    except Exception as error:  # the backend's own errors share no base class
+        raise ModelError(_explain(path, error), file=str(path)) from error
+    names = {provider: name for name, provider in DEVICES.items()}
+    actual = names.get(native.get_providers()[0], native.get_providers()[0])
+    if actual != device and options.device != "auto":
+        raise EngineUnavailable(
+            ENGINE, f"device {device!r} does not start here and ONNX Runtime would run on {actual!r} instead"
+        )
+    return Session(native, path, actual, threads)
+
+
+def reason(error: BaseException) -> str:
+    """Return what a native error says, in one line and without the path of the backend's sources."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    for marker in ("Status Message: ", "[ONNXRuntimeError] : "):
+        _, found, rest = text.partition(marker)
+        text = rest if found else text
+    return text[:500]
+
+
+def _choose_device(wanted: str, available: tuple[str, ...]) -> str:
+    """Turn `auto` into a device that is there, and refuse one that is not."""
+    if wanted == "auto":
+        return "cuda" if "cuda" in available else "cpu"
+    if wanted not in DEVICES:
+        raise EngineUnavailable(ENGINE, f"no device is called {wanted!r}; known: auto, {', '.join(DEVICES)}")
+    if wanted not in available:
+        missing = f"this build of onnxruntime has no {DEVICES[wanted]}; it has {', '.join(available)}"
+        raise EngineUnavailable(ENGINE, missing, _INSTALL_DEVICE.get(wanted, ""))
+    return wanted
+
+
+def _providers(device: str, onnxruntime: Any) -> list[str]:
+    """Return the providers in order: the wanted one, what it hands over to, the CPU."""
+    chain = ["tensorrt", "cuda", "cpu"] if device == "tensorrt" else list(dict.fromkeys((device, "cpu")))
+    there = available_devices(onnxruntime)
+    return [DEVICES[name] for name in chain if name in there]
+
+
+def _explain(path: Path, error: Exception) -> str:
+    """Say what is wrong with a file and what to do."""
+    text = reason(error)
+    lower = text.lower()
+    if "external data" in lower or "external_data" in lower or "filesystem error" in lower:
+        return f"{path} keeps weights in another file that is missing or incomplete; download it too, beside it: {text}"
+    if "protobuf" in lower:
+        return f"{path} is damaged or not an ONNX graph; download it again: {text}"
+    return f"{path} cannot be loaded: {text}"

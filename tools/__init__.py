@@ -1,0 +1,1 @@
+"""Tools for the people who build edge_vl; not part of the package."""

@@ -1,0 +1,1 @@
+"""Training, measurement and export of the bundled model."""
