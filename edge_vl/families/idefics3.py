@@ -179,9 +179,10 @@ class Idefics3:
         except ValueError as error:
             raise ModelError(f"the chat template writes {error}", file=self._tokenizer_file) from error
         units = [(index, unit) for index, grid in enumerate(grids) for unit in grid.units]
-        return self._plan(tokenize_prompt(prompt, tokenizer, image_marker=self._image), units)
+        chunks = self._chunks(tokenize_prompt(prompt, tokenizer, image_marker=self._image), units)
+        return Plan(chunks, _RULES, opens_reasoning=prompt.text.rstrip().endswith("<think>"))
 
-    def _plan(self, entries: Sequence[int | ImageSlot], units: Sequence[tuple[int, ImageUnit]]) -> Plan:
+    def _chunks(self, entries: Sequence[int | ImageSlot], units: Sequence[tuple[int, ImageUnit]]) -> tuple[Chunk, ...]:
         """Gather ids into text chunks and put the units into their slots."""
         chunks: list[Chunk] = []
         run: list[int] = []
@@ -198,7 +199,7 @@ class Idefics3:
                 index, unit = units[entry.index]
                 chunks.append(ImageChunk(unit, index, self._tokens_per_unit, position, self._tokens_per_unit))
                 position += self._tokens_per_unit
-        return Plan(tuple(chunks), _RULES)
+        return tuple(chunks)
 
     def _marked(self, grid: ImageGrid) -> str:
         """Write a picture in markers, one image marker for each of its units."""

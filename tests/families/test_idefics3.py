@@ -403,3 +403,12 @@ class TestSettings:
 
     def test_smolvlm_is_of_this_family(self, published: Twin) -> None:
         assert isinstance(family_of(published.spec), Idefics3)
+
+
+def test_a_template_that_opens_the_reasoning_is_noticed(tmp_path: Path) -> None:
+    model = write_model_folder(tmp_path)
+    opened = replace(model, chat_template=model.chat_template.replace("Assistant:", "Assistant:<think>\n"))
+    tokenizer = HFTokenizer(model)
+    asked = [Message("user", ("Why?",))]
+    assert not Idefics3(model).layout(asked, tokenizer).opens_reasoning
+    assert Idefics3(opened).layout(asked, tokenizer).opens_reasoning

@@ -1,0 +1,88 @@
+"""Tests of model folders and names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_vl import ModelError
+from edge_vl.families import family_of
+from edge_vl.model_spec import read_model_spec
+from edge_vl.models import find_model, model_names
+
+
+def edit(folder: Path, name: str, **changes: Any) -> None:
+    content = json.loads((folder / name).read_text())
+    content.update(changes)
+    (folder / name).write_text(json.dumps(content))
+
+
+def test_the_bundled_model_is_found_by_name() -> None:
+    model = find_model("bundled")
+    assert (model.name, model.family) == ("bundled", "idefics3")
+    assert "bundled" in model_names()
+
+
+def test_a_folder_is_a_model_and_gives_it_its_name(model_folder: Path) -> None:
+    model = find_model(model_folder)
+    assert (model.name, model.family) == ("tiny", "idefics3")
+    assert model.config["text_config"]["max_position_embeddings"] == 4096
+
+
+@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json", "tokenizer.json", "chat_template.jinja"])
+def test_a_missing_file_is_named(model_folder: Path, name: str) -> None:
+    (model_folder / name).unlink()
+    with pytest.raises(ModelError, match=name.replace(".", r"\.")) as caught:
+        read_model_spec(model_folder)
+    assert caught.value.file.endswith(name)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff\xfe", b""])
+def test_a_broken_file_is_named(model_folder: Path, content: bytes) -> None:
+    (model_folder / "config.json").write_bytes(content)
+    with pytest.raises(ModelError, match=r"config\.json"):
+        read_model_spec(model_folder)
+
+
+def test_a_configuration_without_a_type_is_refused(model_folder: Path) -> None:
+    (model_folder / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="model_type"):
+        read_model_spec(model_folder)
+
+
+def test_an_unknown_family_says_which_are_known(model_folder: Path) -> None:
+    edit(model_folder, "config.json", model_type="frobnicator")
+    with pytest.raises(ModelError, match=r"frobnicator.*idefics3"):
+        family_of(read_model_spec(model_folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("chat_template.json", {"chat_template": "T"}),
+        ("processor_config.json", {"chat_template": "T"}),
+        ("tokenizer_config.json", {"chat_template": "T"}),
+        (
+            "tokenizer_config.json",
+            {"chat_template": [{"name": "tool", "template": "X"}, {"name": "default", "template": "T"}]},
+        ),
+    ],
+)
+def test_the_chat_template_is_found_where_each_version_puts_it(
+    model_folder: Path, name: str, content: dict[str, Any]
+) -> None:
+    (model_folder / "chat_template.jinja").unlink()
+    (model_folder / name).write_text(json.dumps(content))
+    assert read_model_spec(model_folder).chat_template == "T"
+
+
+def test_a_name_that_is_nearly_right_gets_a_hint() -> None:
+    with pytest.raises(ModelError, match="did you mean 'bundled'"):
+        find_model("bundeld")
+    with pytest.raises(ModelError, match="known names: bundled"):
+        find_model("no/such/model")
+    with pytest.raises(ModelError, match="not a folder"):
+        find_model(__file__)
