@@ -15,6 +15,20 @@ from edge_vl.request import Event, Generation, Request
 __all__ = ["AsyncAnswerStream"]
 
 
+class _Mailbox:
+    """Takes events from any thread into an event loop. The request holds it, not the stream, which may be dropped."""
+
+    def __init__(self) -> None:
+        self.events: asyncio.Queue[Event] = asyncio.Queue()  # bounded by max_tokens
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    def put(self, event: Event) -> None:
+        if self.loop is None:  # cancelled before anybody waits
+            self.events.put_nowait(event)
+        elif not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.events.put_nowait, event)
+
+
 class AsyncAnswerStream:
     """The asynchronous twin of `AnswerStream`.
 
@@ -22,12 +36,10 @@ class AsyncAnswerStream:
     """
 
     def __init__(self, generation: Generation, start: Start) -> None:
-        """Keep what is needed; nothing runs before the first `await`."""
-        self._generation = generation
-        self._start = start
-        self._request: Request | None = None
-        self._is_closed = False
-        self._events: asyncio.Queue[Event] = asyncio.Queue()  # bounded by max_tokens
+        """Start the clock; nothing else happens before the first `await`."""
+        self._mailbox = _Mailbox()
+        self._request = Request(generation, self._mailbox.put)
+        self._start: Start | None = start
         self._outcome: Answer | EdgeVLError | None = None
 
     def __aiter__(self) -> AsyncIterator[Token]:
@@ -47,38 +59,32 @@ class AsyncAnswerStream:
 
     async def _next_event(self) -> Event:
         try:
-            request = self._request or await self._begin()
-            remaining_s = request.remaining_s
-            if remaining_s is None or request.is_settled:
-                return await self._events.get()
+            if self._start is not None:
+                await self._begin(self._start)
+            remaining_s = self._request.remaining_s
+            if remaining_s is None or self._request.is_settled:
+                return await self._mailbox.events.get()
             try:
-                return await asyncio.wait_for(self._events.get(), max(0.0, remaining_s))
+                return await asyncio.wait_for(self._mailbox.events.get(), max(0.0, remaining_s))
             except TimeoutError:
-                request.expire()
-                return await self._events.get()
+                self._request.expire()
+                return await self._mailbox.events.get()
         except asyncio.CancelledError:
             self.cancel()  # the task that waited is gone; nobody wants the answer
             raise
 
-    async def _begin(self) -> Request:
-        loop = asyncio.get_running_loop()
-
-        def emit(event: Event) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(self._events.put_nowait, event)
-
-        self._request = Request(self._generation, emit)
-        if self._is_closed:
-            self._request.cancel()
-            return self._request
+    async def _begin(self, start: Start) -> None:
+        self._start = None
+        self._mailbox.loop = asyncio.get_running_loop()
+        if self._request.is_settled:
+            return
         try:
-            await asyncio.to_thread(self._start, self._request)
+            await asyncio.to_thread(start, self._request)
         except EdgeVLError as error:
             self._request.settle(error)  # raised from here on, however often somebody iterates
         except BaseException:
             self._request.cancel()
             raise
-        return self._request
 
     async def answer(self) -> Answer:
         """Wait for the complete answer, passing over tokens not yet iterated; raises as the iteration does."""
@@ -89,9 +95,7 @@ class AsyncAnswerStream:
 
     def cancel(self) -> None:
         """End the request, from any thread."""
-        self._is_closed = True
-        if self._request is not None:
-            self._request.cancel()
+        self._request.cancel()
 
     async def aclose(self) -> None:
         """Cancel the request if it is not complete."""
@@ -109,5 +113,5 @@ class AsyncAnswerStream:
 
     def __del__(self) -> None:
         """Cancel a request that nobody will read."""
-        if getattr(self, "_request", None) is not None:
+        if hasattr(self, "_outcome"):
             self.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import numpy as np
 import pytest
@@ -94,3 +95,22 @@ async def test_a_conversation_streams_asynchronously(open_fake: OpenFake) -> Non
     conversation = runtime.conversation()
     assert (await conversation.astream("First?", PICTURE).answer()).text == "yes"
     assert (await conversation.astream("Second?").answer()).reused["image_units"] == 5
+
+
+async def test_a_dropped_asynchronous_stream_stops_the_work(open_fake: OpenFake) -> None:
+    runtime, engine = open_fake(script="y" * 400, latencies=FakeLatencies(decode_s=0.003))
+    stream = runtime.astream(None, "Is it?")
+    await anext(stream)
+    del stream
+    gc.collect()
+    await runtime.astream(None, "And?", max_tokens=1).answer()
+    assert sum(call.stage == "decode" for call in engine.calls) < 100
+
+
+async def test_an_asynchronous_deadline_counts_from_the_call(open_fake: OpenFake) -> None:
+    runtime, engine = open_fake(script="yes")
+    stream = runtime.astream(None, "Is it?", deadline_s=0.02)
+    await asyncio.sleep(0.05)
+    with pytest.raises(DeadlineExceeded):
+        await stream.answer()
+    assert not any(call.stage == "prefill" for call in engine.calls)

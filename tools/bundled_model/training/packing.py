@@ -25,7 +25,7 @@ from tools.bundled_model.tokenizer import END, image_text
 ALL_KINDS = (*KINDS, "off_topic")
 KIND_WEIGHTS = {
     "what_at": 1.0, "color_at": 0.6, "shape_at": 0.6, "color_of": 1.6, "shape_of": 1.4, "place_of": 1.8,
-    "count_all": 0.7, "count_shape": 1.4, "count_color": 1.2, "exists": 2.0, "describe": 0.8, "json": 0.5,
+    "count_all": 1.0, "count_shape": 1.4, "count_color": 1.2, "exists": 2.0, "describe": 1.2, "json": 0.8,
     "off_topic": 0.25,
 }  # fmt: skip
 IGNORED = -100
@@ -111,7 +111,7 @@ class Packer:
         rows = [(token, *NO_ANSWER) for token in asked_ids]
         for token, (first, last) in zip(answer.ids, answer.offsets, strict=True):
             places = int(rests[first : min(last, len(rests))].max(initial=0))
-            weight = (0.5 if places else 0.15) if is_long else 1.0
+            weight = 0.5 if is_long else 1.0
             rows[-1] = (rows[-1][0], token, weight, places, *rows[-1][4:])
             rows.append((token, *NO_ANSWER))
         begin = len(asked_ids) - 1
