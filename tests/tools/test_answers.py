@@ -1,4 +1,4 @@
-"""The shipped model's answers, decoded by the plainest loop. `python -m benchmarks accuracy` measures them at length."""
+"""The shipped model's answers in the plainest loop; `python -m benchmarks accuracy` measures them at length."""
 
 from __future__ import annotations
 

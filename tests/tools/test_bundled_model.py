@@ -17,7 +17,7 @@ from tools.bundled_model.graph import OPSET
 from tools.bundled_model.onnx_export import FILES
 from tools.bundled_model.questions import KINDS, facts, random_question
 from tools.bundled_model.scenes import random_scene
-from tools.bundled_model.tokenizer import IMAGE, IMAGE_TOKENS, image_text, load_tokenizer
+from tools.bundled_model.tokenizer import IMAGE, IMAGE_TOKENS, NEW_LINE, image_text, load_tokenizer
 
 
 def test_the_model_fits_its_share_of_the_package() -> None:
@@ -76,6 +76,7 @@ def test_any_text_survives_the_tokenizer() -> None:
 def test_a_picture_is_eighty_image_tokens_among_its_markers() -> None:
     tokens = load_tokenizer(MODEL_FOLDER).encode(image_text()).tokens
     assert tokens.count(IMAGE) == 5 * IMAGE_TOKENS
+    assert tokens.count(2 * NEW_LINE) == tokens.count(NEW_LINE) == 1
     assert [token for token in tokens if token.startswith("<row")] == [
         f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)
     ]

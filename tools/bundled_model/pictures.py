@@ -44,7 +44,7 @@ PICTURES: dict[str, tuple[tuple[int, int], Scene]] = {
     "portrait.jpg": ((360, 480), Scene(5, (
         place("star", "yellow", "top right", 0.42, 0.5), place("circle", "green", "bottom left", 0.4),
     ), background="wood", blur=0.003, noise=4)),
-    "bricks.jpg": ((640, 480), Scene(9, (
+    "bricks.jpg": ((640, 480), Scene(41, (
         place("circle", "red", "top left", 0.4, 0, 1.0), place("triangle", "yellow", "top right", 0.42, 0.5, 1.0),
         place("star", "red", "bottom left", 0.42, 0.2, 1.0), place("cross", "green", "bottom right", 0.4, 0.3, 1.0),
     ), background="photo", blur=0.002, noise=3, held_out=True)),

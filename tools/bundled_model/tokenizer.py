@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ GLOBAL, FAKE, IMAGE, END = "<global-img>", "<fake_token_around_image>", "<image>
 MARKERS = tuple(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7))
 LAST_TOKENS = (GLOBAL, *MARKERS, FAKE, IMAGE, END)
 IMAGE_TOKENS = 16
+#: The byte-level alphabet's line feed. Two of them stand before the thumbnail; llama.cpp wants them to be one token.
+NEW_LINE = "\u010a"
 VOCABULARY = 544
 
 #: SmolVLM's template: no space after the role where an image follows.
@@ -54,14 +57,24 @@ def train_tokenizer(seed: int = 7) -> Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(LAST_TOKENS),
+        vocab_size=VOCABULARY - len(LAST_TOKENS) - 1,
         special_tokens=[AddedToken(token, normalized=False, special=True) for token in FIRST_TOKENS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(corpus, trainer)
+    tokenizer = _with_merge(tokenizer, NEW_LINE, NEW_LINE)
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in LAST_TOKENS])
     return tokenizer
+
+
+def _with_merge(tokenizer: Tokenizer, first: str, second: str) -> Tokenizer:
+    """Return a tokenizer with one more merge."""
+    state = json.loads(tokenizer.to_str())
+    model = state["model"]
+    model["merges"].append([first, second])
+    model["vocab"][first + second] = max(model["vocab"].values()) + 1
+    return Tokenizer.from_str(json.dumps(state))
 
 
 def save_tokenizer(folder: Path) -> None:

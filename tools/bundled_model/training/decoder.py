@@ -57,6 +57,7 @@ class DecoderHeads(nn.Module):
         self.image = nn.ModuleDict({name: nn.Linear(dims.hidden, size) for name, size in classes.items()})
         classes |= {"place": len(PLACES) + 1, "kind": len(ALL_KINDS)}
         self.question = nn.ModuleDict({name: nn.Linear(dims.hidden, size) for name, size in classes.items()})
+        self.matches = nn.Linear(dims.hidden, len(PLACES))
 
     def image_loss(self, states: Tensor, batch: Batch) -> Tensor:
         """Ask every image token for its shape, color and quadrant: states (batch, 80, hidden)."""
@@ -83,6 +84,14 @@ class DecoderHeads(nn.Module):
         return torch.stack([
             functional.cross_entropy(self.question[name](states), target) for name, target in labels.items()
         ]).sum()  # fmt: skip
+
+    def matches_loss(self, states: Tensor, packed: Packed) -> Tensor:
+        """Ask for the places of the objects that the next token rests on, which is what counting needs."""
+        rests = packed.places
+        due = rests > 0
+        wanted = (rests[due][:, None] >> torch.arange(len(PLACES), dtype=torch.uint8)) & 1
+        found = self.matches(self.norm(states[due]))
+        return functional.binary_cross_entropy_with_logits(found, wanted.to(found.dtype))
 
 
 def decode(
@@ -159,6 +168,7 @@ def losses(
         gathered = states[GATHERED_AFTER - 1]
         image_loss = heads.image_loss(gathered[:, image_at], batch)
         question_loss = heads.question_loss(gathered, packed)
-        loss = loss + weights.probes * (image_loss + question_loss)
-        figures |= {"image": image_loss.item(), "question": question_loss.item()}
+        matches_loss = heads.matches_loss(states[LOOKUP_LAYER], packed)
+        loss = loss + weights.probes * (image_loss + question_loss + 5 * matches_loss)
+        figures |= {"image": image_loss.item(), "question": question_loss.item(), "matches": matches_loss.item()}
     return loss, figures

@@ -38,6 +38,6 @@ STAGES = (
     Stage("tower", steps=800, pictures=32, dense=1.0),
     Stage("decoder", steps=200, pictures=16, length=400, attention=0.4, probes=0.2, rates=Rates(tower=0.0)),
     Stage("refined-tower", steps=900, pictures=32, dense=1.0, rates=Rates(muon=0.015, adam=1.5e-3)),
-    Stage("answers", steps=1300, pictures=24, length=240, attention=0.3, probes=0.1,
+    Stage("answers", steps=1500, pictures=24, length=240, attention=0.3, probes=0.1,
           dialogues=(1, 1, 1, 1, 2, 3, 4, 6, 12), rates=Rates(muon=0.01, adam=1.2e-3, tower=0.0)),
 )  # fmt: skip
