@@ -6,7 +6,6 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
@@ -14,16 +13,15 @@ from typing import TYPE_CHECKING, Self, Unpack
 from edge_vl.answer import Answer
 from edge_vl.answer_stream import AnswerStream
 from edge_vl.asking import AskOptions, generation_of, picture_list
-from edge_vl.engine import Engine, LaneOptions, LanguageModel, LanguageSpec, VisionEncoder, VisionSpec
-from edge_vl.errors import ContextLengthError, EdgeVLError, ImageError, ModelError, QueueFull, RequestError
+from edge_vl.engine import Engine, LaneOptions, LanguageSpec, VisionSpec
+from edge_vl.errors import ContextLengthError, EdgeVLError, ImageError, QueueFull, RequestError
 from edge_vl.families import Family, family_of
-from edge_vl.lane import Lane
+from edge_vl.loading import choose_engine, load_lanes
 from edge_vl.message import Message
 from edge_vl.model_spec import ModelSpec
 from edge_vl.models import find_model
 from edge_vl.pictures import Picture, load_picture
 from edge_vl.plan import ImageGrid, Plan
-from edge_vl.registry import engine_named, first_available
 from edge_vl.request import Request, Settled
 from edge_vl.resident import Resident
 from edge_vl.serial import Job, Lanes, SerialScheduler
@@ -94,11 +92,12 @@ class Runtime:
         """
         spec = find_model(model)
         family = family_of(spec)
-        vision, language = _engine(vision_engine), _engine(language_engine)
-        lanes = _load(
+        lanes = load_lanes(
             spec,
-            lambda: vision.load_vision(spec, LaneOptions(vision_dtype, threads, device)),
-            lambda: language.load_language(spec, LaneOptions(language_dtype, threads, device, context_length)),
+            choose_engine(vision_engine),
+            choose_engine(language_engine),
+            LaneOptions(vision_dtype, threads, device),
+            LaneOptions(language_dtype, threads, device, context_length),
         )
         return cls(spec, family, lanes, max_waiting=max_waiting)
 
@@ -304,40 +303,3 @@ class Runtime:
     def _leave(self, request: Request) -> None:
         with self._lock:
             self._running.discard(request)
-
-
-def _engine(engine: str | Engine) -> Engine:
-    if not isinstance(engine, str):
-        return engine
-    return first_available() if engine == "auto" else engine_named(engine)
-
-
-def _load(
-    model: ModelSpec, load_vision: Callable[[], VisionEncoder], load_language: Callable[[], LanguageModel]
-) -> Lanes:
-    """Start both lanes, load on each what it will run, and check that the two fit together."""
-    vision_lane, language_lane = Lane("vision"), Lane("language")
-    vision: VisionEncoder | None = None
-    language: LanguageModel | None = None
-    try:
-        loading = vision_lane.submit(load_vision)
-        try:
-            language = language_lane.submit(load_language).result()
-        finally:
-            vision = loading.result()
-        if vision.spec.hidden_size != language.spec.hidden_size:
-            raise ModelError(
-                f"the vision encoder makes image embeds {vision.spec.hidden_size} wide "
-                f"and the language model takes {language.spec.hidden_size}: they are not of one model",
-                file=str(model.path),
-            )
-    except BaseException:
-        with suppress(RuntimeError):
-            if vision is not None:
-                vision_lane.submit(vision.close)
-            if language is not None:
-                language_lane.submit(language.close)
-        vision_lane.close()
-        language_lane.close()
-        raise
-    return Lanes(model.name, vision, vision_lane, language, language_lane)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from edge_vl.cli import options
+from edge_vl.cli.output import print_answer
 from edge_vl.errors import ContextLengthError, EdgeVLError, ImageError, Interrupted, RequestError
 
 __all__ = ["chat"]
@@ -70,10 +71,7 @@ def chat(
                     seed=seed,
                     deadline_s=deadline_s,
                 ) as stream:
-                    for token in stream:
-                        out = sys.stdout if token.kind == "text" else sys.stderr
-                        print(token.text, end="", file=out, flush=True)
-                print(flush=True)
+                    print_answer(stream)
                 shown = None  # the conversation has seen it
             except (ImageError, RequestError, ContextLengthError, Interrupted) as error:
                 _complain(error)

@@ -61,16 +61,12 @@ class _Layout:
         return np.zeros((1, self.graph.num_kv_heads, length, self.graph.head_dim), self.graph.cache_dtype)
 
 
-class GrowingKVCache:
-    """For plain attention: the graph returns a longer cache, which becomes the next run's input without a copy.
-
-    The values are never written to, so forks share them.
-    """
+class _Cache:
+    """What both kinds of cache are: values of one session, bound to its inputs and outputs."""
 
     def __init__(self, session: Session, graph: DecoderGraph, context_length: int) -> None:
-        """Begin empty."""
         self._layout = _Layout(session, graph, context_length)
-        self._values: list[Any] = [self._layout.value(self._layout.empty(0)) for _ in graph.past_names]
+        self._values: list[Any] = []
         self._num_tokens = 0
         self._binding: Any = session.native.io_binding()
 
@@ -99,12 +95,32 @@ class GrowingKVCache:
         """Position of the next token."""
         return self._num_tokens
 
+    def _entry_bytes(self) -> int:
+        """Memory of one entry, all layers together."""
+        graph = self._layout.graph
+        row_bytes = graph.num_kv_heads * graph.head_dim * np.dtype(graph.cache_dtype).itemsize
+        return int(len(self._values) * row_bytes)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._values, self._num_tokens, self._binding = [], 0, None
+
+
+class GrowingKVCache(_Cache):
+    """For plain attention: the graph returns a longer cache, which becomes the next run's input without a copy.
+
+    The values are never written to, so forks share them.
+    """
+
+    def __init__(self, session: Session, graph: DecoderGraph, context_length: int) -> None:
+        """Begin empty."""
+        super().__init__(session, graph, context_length)
+        self._values = [self._layout.value(self._layout.empty(0)) for _ in graph.past_names]
+
     @property
     def nbytes(self) -> int:
         """Memory of the entries; what forks share is counted in each."""
-        graph = self._layout.graph
-        row_bytes = graph.num_kv_heads * graph.head_dim * np.dtype(graph.cache_dtype).itemsize
-        return int(len(self._values) * row_bytes * self._num_tokens)
+        return self._entry_bytes() * self._num_tokens
 
     def bind(self, num_new: int) -> None:
         """Bind the stored values as past, and let the backend allocate what follows."""
@@ -142,58 +158,24 @@ class GrowingKVCache:
             self._num_tokens = num_tokens
             self._release_binding()
 
-    def close(self) -> None:
-        """Give the memory back."""
-        self._values, self._num_tokens, self._binding = [], 0, None
-
     def _release_binding(self) -> None:
         """Drop the longer values that the binding still holds."""
         self._binding = self._layout.session.native.io_binding()
 
 
-class SharedKVCache:
+class SharedKVCache(_Cache):
     """For GroupQueryAttention: past and present are one buffer that the graph writes to in place."""
 
     def __init__(self, session: Session, graph: DecoderGraph, context_length: int) -> None:
         """Begin empty."""
-        self._layout = _Layout(session, graph, context_length)
-        self._values: list[Any] = []
+        super().__init__(session, graph, context_length)
         self._capacity = 0
-        self._num_tokens = 0
         self._is_bound = False
-        self._binding: Any = session.native.io_binding()
-
-    @property
-    def owner(self) -> object:
-        """The session that it belongs to."""
-        return self._layout.session
-
-    @property
-    def is_open(self) -> bool:
-        """Not closed yet."""
-        return self._binding is not None
-
-    @property
-    def binding(self) -> Any:
-        """The `onnxruntime.IOBinding`; logits are its first output."""
-        return self._binding
-
-    @property
-    def num_tokens(self) -> int:
-        """Entries stored."""
-        return self._num_tokens
-
-    @property
-    def next_position(self) -> int:
-        """Position of the next token."""
-        return self._num_tokens
 
     @property
     def nbytes(self) -> int:
         """Memory of the buffers, used or not."""
-        graph = self._layout.graph
-        row_bytes = graph.num_kv_heads * graph.head_dim * np.dtype(graph.cache_dtype).itemsize
-        return int(len(self._values) * row_bytes * self._capacity)
+        return self._entry_bytes() * self._capacity
 
     def bind(self, num_new: int) -> None:
         """Make room and bind every buffer twice; nothing to do while the buffers stay."""
@@ -224,7 +206,8 @@ class SharedKVCache:
 
     def close(self) -> None:
         """Give the memory back."""
-        self._values, self._num_tokens, self._capacity, self._binding = [], 0, 0, None
+        super().close()
+        self._capacity = 0
 
     def _reserve(self, num_tokens: int) -> None:
         """Grow to the next power of two, at most the context."""

@@ -1,0 +1,56 @@
+"""What the commands print."""
+
+from __future__ import annotations
+
+import sys
+
+from edge_vl.answer import Answer
+from edge_vl.answer_stream import AnswerStream
+
+__all__ = ["print_answer", "print_timings"]
+
+
+def print_answer(stream: AnswerStream) -> None:
+    """Stream an answer to standard output, and what the model thinks first to standard error."""
+    for token in stream:
+        out = sys.stdout if token.kind == "text" else sys.stderr
+        print(token.text, end="", file=out, flush=True)
+    print(flush=True)
+
+
+def print_timings(answer: Answer) -> None:
+    """Print the trace of an answer to standard error."""
+    from rich.console import Console
+    from rich.table import Table
+
+    timings = answer.timings
+    table = Table(
+        title=f"{answer.model}: {answer.vision_engine} sees, {answer.language_engine} speaks", title_justify="left"
+    )
+    for heading in ("start", "took", "tokens", "stage"):
+        table.add_column(heading, justify="left" if heading == "stage" else "right")
+    spans = [span for span in timings.spans if span.stage != "decode"]
+    for span in spans:
+        tokens = str(span.num_tokens) if span.num_tokens else ""
+        table.add_row(_ms(span.start_s), _ms(span.duration_s), tokens, f"{span.stage} {span.detail}".rstrip())
+    if timings.first_token_s is not None:
+        table.add_row(_ms(timings.first_token_s), "", "", "first token")
+    steps = [span for span in timings.spans if span.stage == "decode"]
+    if steps:
+        mean_s = timings.stage_s("decode") / len(steps)
+        table.add_row(
+            _ms(steps[0].start_s), _ms(timings.stage_s("decode")), str(len(steps)), f"decode, {_ms(mean_s)} each"
+        )
+    console = Console(stderr=True)
+    console.print(table)
+    rate = f", {timings.tokens_per_s:.0f} tokens/s" if timings.tokens_per_s else ""
+    usage = answer.usage
+    console.print(
+        f"{_ms(timings.total_s)} in all{rate}; prompt {usage.prompt_tokens} tokens ({usage.image_tokens} of pictures), "
+        f"answer {usage.completion_tokens}; finished by {answer.finish_reason}",
+        highlight=False,
+    )
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms"
