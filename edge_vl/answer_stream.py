@@ -20,8 +20,8 @@ Start = Callable[[Request], None]
 class AnswerStream:
     """The tokens of one answer, then the answer.
 
-    Iterate it once. Leaving it early, by `close`, by the end of its `with` block or by dropping it, cancels the
-    request; so does `cancel`, from any thread.
+    Iterate it once; if several threads do, each token reaches one of them, and the end all. Leaving it early, by
+    `close`, by the end of its `with` block or by dropping it, cancels the request; so does `cancel`, from any thread.
     """
 
     def __init__(self, generation: Generation, start: Start) -> None:
@@ -48,8 +48,9 @@ class AnswerStream:
             if isinstance(event, Token):
                 return event
             self._outcome = event
+            self._events.put(event)  # for another thread that waits here, too
         if isinstance(self._outcome, EdgeVLError):
-            raise self._outcome
+            raise self._outcome.again()
         raise StopIteration
 
     def _next_event(self) -> Event:

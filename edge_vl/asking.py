@@ -57,7 +57,9 @@ def generation_of(options: AskOptions) -> Generation:
         raise RequestError(
             f"unknown option {unknown[0]!r}; known: {', '.join(AskOptions.__annotations__)}", field=unknown[0]
         )
-    stop = given.get("stop", ())
+    stop = given.get("stop") or ()
+    if not isinstance(stop, (str, Sequence)):
+        raise RequestError(f"stop must be a string or several, not a {type(stop).__name__}", field="stop")
     return Generation(
         sampling=Sampling(**{name: given[name] for name in _SAMPLING if name in given}),
         max_tokens=given.get("max_tokens", 256),

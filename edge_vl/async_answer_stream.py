@@ -53,8 +53,9 @@ class AsyncAnswerStream:
             if isinstance(event, Token):
                 return event
             self._outcome = event
+            self._mailbox.events.put_nowait(event)  # for another task that waits here, too
         if isinstance(self._outcome, EdgeVLError):
-            raise self._outcome
+            raise self._outcome.again()
         raise StopAsyncIteration
 
     async def _next_event(self) -> Event:
@@ -78,13 +79,24 @@ class AsyncAnswerStream:
         self._mailbox.loop = asyncio.get_running_loop()
         if self._request.is_settled:
             return
+        starting = asyncio.create_task(asyncio.to_thread(self._prepare, start, self._request))
+        done, _ = await asyncio.wait({starting}, timeout=self._request.remaining_s)
+        if not done:
+            self._request.expire()  # the helper thread finds out when the picture is there
+        elif (error := starting.result()) is not None:
+            raise error
+
+    @staticmethod
+    def _prepare(start: Start, request: Request) -> Exception | None:
+        """Start a request on the helper thread; errors of the input become its outcome, others are returned."""
         try:
-            await asyncio.to_thread(start, self._request)
+            start(request)
         except EdgeVLError as error:
-            self._request.settle(error)  # raised from here on, however often somebody iterates
-        except BaseException:
-            self._request.cancel()
-            raise
+            request.settle(error.with_traceback(None))
+        except Exception as error:
+            request.cancel()
+            return error
+        return None
 
     async def answer(self) -> Answer:
         """Wait for the complete answer, passing over tokens not yet iterated; raises as the iteration does."""

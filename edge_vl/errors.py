@@ -22,6 +22,7 @@ EdgeVLError
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 __all__ = [
     "Cancelled",
@@ -46,6 +47,16 @@ __all__ = [
 
 class EdgeVLError(Exception):
     """Base of every error that edge_vl raises on purpose."""
+
+    def again(self) -> Self:
+        """Return an equal error to raise.
+
+        An error that is kept and raised itself would hold, through its traceback, everything that its raisers know.
+        """
+        copy = type(self).__new__(type(self), *self.args)
+        copy.__dict__.update(self.__dict__)
+        copy.__cause__ = self.__cause__
+        return copy
 
 
 class ProfileError(EdgeVLError):

@@ -63,10 +63,10 @@ class Lane:
                 self._is_closed = True
                 self._jobs.put(None)
 
-    def close(self) -> None:
-        """Finish and wait for the thread. May be called twice, from any thread but the lane's."""
+    def close(self, timeout_s: float | None = None) -> None:
+        """Finish and wait for the thread, at most `timeout_s`. May be called twice, from any thread but the lane's."""
         self.finish()
-        self._thread.join()
+        self._thread.join(timeout_s)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:

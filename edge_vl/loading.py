@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeVar
 
 from edge_vl.engine import Engine, LaneOptions, LanguageModel, VisionEncoder
-from edge_vl.errors import ModelError
+from edge_vl.errors import EdgeVLError, EngineFault, ModelError, RequestError
 from edge_vl.lane import Lane
 from edge_vl.model_spec import ModelSpec
 from edge_vl.registry import engine_named, first_available
@@ -13,17 +15,23 @@ from edge_vl.serial import Lanes
 
 __all__ = ["choose_engine", "load_lanes"]
 
+Loaded = TypeVar("Loaded")
 
-def choose_engine(engine: str | Engine) -> Engine:
+
+def choose_engine(engine: object) -> Engine:
     """Return the engine that is meant by a name, by `auto` or by itself.
 
     Raises:
+        RequestError: it is neither a name nor an engine.
         EngineNotFound: no such engine.
         EngineUnavailable: it cannot be imported, or for `auto`: none can run.
     """
-    if not isinstance(engine, str):
+    if isinstance(engine, str):
+        return first_available() if engine == "auto" else engine_named(engine)
+    if isinstance(engine, Engine):
         return engine
-    return first_available() if engine == "auto" else engine_named(engine)
+    found = type(engine).__name__
+    raise RequestError(f"an engine is wanted by name or as an object, not a {found}", field="engine")
 
 
 def load_lanes(
@@ -43,9 +51,11 @@ def load_lanes(
     vision: VisionEncoder | None = None
     language: LanguageModel | None = None
     try:
-        loading = vision_lane.submit(vision_engine.load_vision, model, vision_options)
+        loading = vision_lane.submit(_load, vision_engine, vision_engine.load_vision, model, vision_options)
         try:
-            language = language_lane.submit(language_engine.load_language, model, language_options).result()
+            language = language_lane.submit(
+                _load, language_engine, language_engine.load_language, model, language_options
+            ).result()
         finally:
             vision = loading.result()
         if vision.spec.hidden_size != language.spec.hidden_size:
@@ -64,3 +74,15 @@ def load_lanes(
         language_lane.close()
         raise
     return Lanes(model.name, vision, vision_lane, language, language_lane)
+
+
+def _load(
+    engine: Engine, load: Callable[[ModelSpec, LaneOptions], Loaded], model: ModelSpec, options: LaneOptions
+) -> Loaded:
+    """Load one lane; whatever an engine raises that is not an error of ours becomes its fault."""
+    try:
+        return load(model, options)
+    except EdgeVLError:
+        raise
+    except BaseException as error:
+        raise EngineFault(engine.name, "load", f"{type(error).__name__}: {error}") from error

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
-import stat
 import struct
 import time
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,19 +16,13 @@ from PIL import Image, ImageFile
 from edge_vl.errors import ImageError, RequestError
 from edge_vl.file_kind import name_file_kind
 from edge_vl.frame import Frame
+from edge_vl.jpeg_header import split_jpeg
 from edge_vl.picture_limits import PictureLimits, UnusablePicture
+from edge_vl.picture_reading import BinaryReader, read_buffer, read_path, read_stream
 from edge_vl.pixels import array_pixels, image_pixels
+from edge_vl.ppm_header import tidy_ppm
 
 __all__ = ["Picture", "PictureLimits", "load_picture"]
-
-
-@runtime_checkable
-class BinaryReader(Protocol):
-    """An open binary file, or anything that reads like one."""
-
-    def read(self, size: int = -1, /) -> bytes | None:
-        """Return up to `size` bytes, none at the end."""
-        ...
 
 
 Picture = (
@@ -52,7 +44,7 @@ DEFAULT_LIMITS = PictureLimits()
 # Only formats that begin with an unmistakable mark, are decoded in C and start no other program.
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "PPM", "WEBP", "TIFF", "JPEG2000", "AVIF")
 _NOT_THIS_FORMAT = (SyntaxError, IndexError, TypeError, struct.error)  # what Pillow's own `open` takes for "not mine"
-_STRICT_FORMATS = frozenset({"JPEG", "MPO", "PNG", "GIF", "BMP", "TIFF"})
+_STRICT_FORMATS = frozenset({"JPEG", "PNG", "GIF", "BMP", "TIFF"})
 _SHOWN_SOURCE_CHARACTERS = 160
 
 
@@ -63,7 +55,8 @@ def load_picture(
 
     EXIF orientation is applied before anything else looks at the picture. Transparency is laid on white. Grey of 16
     bits is scaled, not clipped. Of an animation the first frame is taken (of a Pillow image: the one that it stands
-    at). Colour profiles are ignored.
+    at). Colour profiles are ignored. Pillow's warnings about damaged metadata are avoided for JPEG, PNG and WebP; those
+    about the directory of a TIFF, which are its container, and the EXIF data of an AVIF reach the process's filters.
 
     Args:
         picture: a path; an encoded picture as bytes, bytearray or memoryview; an open binary file, read from where it
@@ -102,29 +95,41 @@ def _pixels_of(picture: object, limits: PictureLimits, *, bgr: bool) -> NDArray[
     if isinstance(picture, Image.Image):
         return _convert(picture, limits, "the Pillow image")
     if isinstance(picture, (bytes, bytearray, memoryview)):
-        limits.check_file(memoryview(picture).nbytes)
-        return _decode(bytes(picture), limits)
+        return _decode(read_buffer(picture, limits), limits)
     if isinstance(picture, (str, os.PathLike)):
-        return _decode(_read_path(os.fspath(picture), limits), limits)
-    if isinstance(picture, BinaryReader):
-        return _decode(_read_stream(picture, limits), limits)
-    found = "None" if picture is None else f"a {type(picture).__name__}"
+        return _decode(read_path(picture, limits), limits)
+    if isinstance(picture, type):
+        found = f"the class {picture.__name__}"
+    elif _is_reader(picture):
+        return _decode(read_stream(picture, limits), limits)
+    else:
+        found = "None" if picture is None else f"a {type(picture).__name__}"
     if picture is None:
         hint = "cv2.imread and a camera's read() give None for what they cannot read"
     elif isinstance(picture, (list, tuple)):
         hint = "pass its pictures one by one, or numpy.asarray of its numbers"
-    elif hasattr(picture, "__array__"):
+    elif hasattr(type(picture), "__array__"):
         hint = "pass it as a NumPy array (height, width, 3) of uint8"
     else:
         hint = "wanted a path, bytes, a NumPy array, a Pillow image or an open file"
     raise UnusablePicture(f"it is {found}; {hint}", found)
 
 
+def _is_reader(picture: object) -> TypeGuard[BinaryReader]:
+    try:
+        return isinstance(picture, BinaryReader)
+    except Exception:  # asks for its attribute `read`, which may be a property that raises
+        return False
+
+
 def _decode(data: bytes, limits: PictureLimits) -> NDArray[np.uint8]:
     kind = name_file_kind(data)
     if not data:
         raise UnusablePicture(f"it is {kind}", kind)
-    file = _WholeFile(data)
+    exif = b""
+    if data.startswith(b"\xff\xd8\xff"):
+        data, exif = split_jpeg(data, limits)
+    file = _WholeFile(tidy_ppm(data))
     try:
         image = _open(file, data[:16])
     except Exception as error:  # Pillow's readers raise nearly anything for a damaged header
@@ -134,16 +139,20 @@ def _decode(data: bytes, limits: PictureLimits) -> NDArray[np.uint8]:
     if image is None:
         raise UnusablePicture(f"it is {kind}, not a picture that can be read", kind)
     file.is_strict = ImageFile.LOAD_TRUNCATED_IMAGES and image.format in _STRICT_FORMATS
-    return _convert(image, limits, kind)
+    if exif:
+        image.info["exif"] = exif
+    return _convert(image, limits, kind, is_own=True)
 
 
-def _convert(image: Image.Image, limits: PictureLimits, kind: str) -> NDArray[np.uint8]:
+def _convert(image: Image.Image, limits: PictureLimits, kind: str, *, is_own: bool = False) -> NDArray[np.uint8]:
     limits.check_size(*image.size)
     try:
-        return image_pixels(image)
+        return image_pixels(image, has_raw_exif=is_own)
     except UnusablePicture:
         raise
     except Exception as error:  # as above, now for the pixels
+        if not is_own and isinstance(error, ValueError) and " closed " in f" {error} ":
+            raise UnusablePicture(f"{kind} is closed, or its file is: {error}", "a closed Pillow image") from error
         raise _damaged(kind, error) from error
 
 
@@ -199,65 +208,6 @@ def _open(file: io.BytesIO, prefix: bytes) -> Image.Image | None:
     return None
 
 
-def _read_path(path: str | bytes, limits: PictureLimits) -> bytes:
-    """Read a regular file. Never opens a pipe or a device, which could block for ever."""
-    if isinstance(path, bytes):
-        path = os.fsdecode(path)
-    if not path:
-        raise UnusablePicture("the path is empty", "an empty path")
-    try:
-        _check_regular(Path(path).stat().st_mode)
-        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-        with os.fdopen(os.open(path, flags), "rb") as file:
-            status = os.fstat(file.fileno())
-            _check_regular(status.st_mode)
-            limits.check_file(status.st_size)
-            data = file.read(limits.max_file_bytes + 1)
-    except OSError as error:
-        raise _unreadable_path(path, error) from error
-    except ValueError as error:  # a zero character
-        raise UnusablePicture(f"the path is not valid: {error}", "an invalid path") from error
-    limits.check_file(len(data))
-    return data
-
-
-def _check_regular(mode: int) -> None:
-    if stat.S_ISREG(mode):
-        return
-    kinds = ((stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"))
-    found = next((name for is_kind, name in kinds if is_kind(mode)), "a device")
-    hint = "" if found == "a directory" else "; read it yourself and pass the bytes"
-    raise UnusablePicture(f"it is {found}, not a file{hint}", found)
-
-
-def _unreadable_path(path: str, error: OSError) -> UnusablePicture:
-    if "://" in path or path.startswith("data:"):
-        return UnusablePicture("it is a URL, not a file; fetch it and pass the bytes", "a URL")
-    found = {
-        errno.ENOENT: "a missing file",
-        errno.ENOTDIR: "a missing file",
-        errno.EACCES: "a file that may not be read",
-        errno.EPERM: "a file that may not be read",
-    }.get(error.errno or 0, "a file that cannot be read")
-    return UnusablePicture(f"it is {found} ({error.strerror or error})", found)
-
-
-def _read_stream(stream: BinaryReader, limits: PictureLimits) -> bytes:
-    """Read an open file to its end, or until it is too large."""
-    blocks: list[bytes] = []
-    num_bytes = 0
-    try:
-        while block := stream.read(min(1 << 20, limits.max_file_bytes + 1)):
-            if not isinstance(block, (bytes, bytearray, memoryview)):
-                raise UnusablePicture(f"it reads {type(block).__name__}, not bytes; open it in mode 'rb'", "text")
-            num_bytes += len(block)
-            limits.check_file(num_bytes)
-            blocks.append(bytes(block))
-    except (OSError, ValueError) as error:  # ValueError: it is closed, or its text cannot be decoded
-        raise UnusablePicture(f"it cannot be read: {error}", "an open file that cannot be read") from error
-    return b"".join(blocks)
-
-
 def _checked_frame(frame: Frame, limits: PictureLimits) -> Frame:
     pixels: Any = frame.pixels
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
@@ -275,11 +225,18 @@ def _name_source(picture: object) -> str:
     if isinstance(picture, (bytes, bytearray, memoryview)):
         return "<bytes>"
     if isinstance(picture, Image.Image):
-        name = getattr(picture, "filename", "")
-        return name if isinstance(name, str) and name else "<pillow>"
+        name = _text_attribute(picture, "filename")
+        return name or "<pillow>"
     if isinstance(picture, (str, Path)):
         name = str(picture)
     else:
-        name = getattr(picture, "name", "")
-        name = name if isinstance(name, str) and name else f"<{type(picture).__name__}>"
+        name = _text_attribute(picture, "name") or f"<{type(picture).__name__}>"
     return name if len(name) <= _SHOWN_SOURCE_CHARACTERS else f"{name[:_SHOWN_SOURCE_CHARACTERS]}..."
+
+
+def _text_attribute(picture: object, attribute: str) -> str:
+    try:
+        value = getattr(picture, attribute, "")
+    except Exception:  # a property of a caller's class may raise anything
+        return ""
+    return value if isinstance(value, str) else ""

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from edge_vl.exif import read_orientation
 from edge_vl.picture_limits import PictureLimits, UnusablePicture
 
 __all__ = ["array_pixels", "image_pixels"]
@@ -22,12 +23,17 @@ _TURNS = {
 }
 
 
-def image_pixels(image: Image.Image) -> NDArray[np.uint8]:
+def image_pixels(image: Image.Image, *, has_raw_exif: bool = False) -> NDArray[np.uint8]:
     """Decode a Pillow image.
 
     EXIF orientation is applied, transparency is laid on white, grey of more than 8 bits is scaled to 8. Colour
     profiles are ignored, as the processors that the models were trained with do. The frame that the image stands at is
     taken; of a freshly opened animation that is the first.
+
+    Args:
+        image: any Pillow image.
+        has_raw_exif: nobody has edited its EXIF data since it was opened, so that the raw bytes can be read instead of
+            asking Pillow, which warns about damaged ones.
 
     Returns:
         uint8 (height, width, 3), RGB, C-contiguous, read-only, sharing memory with nothing.
@@ -38,7 +44,7 @@ def image_pixels(image: Image.Image) -> NDArray[np.uint8]:
     """
     raw_mode = _raw_mode(image)
     image.load()
-    turn = _TURNS.get(_orientation(image))
+    turn = _TURNS.get(_orientation(image, has_raw_exif=has_raw_exif))
     if turn is not None:
         image = image.transpose(turn)
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):
@@ -125,7 +131,13 @@ def _raw_mode(image: Image.Image) -> str:
     return first if isinstance(first, str) else ""
 
 
-def _orientation(image: Image.Image) -> int:
+def _orientation(image: Image.Image, *, has_raw_exif: bool) -> int:
+    raw = image.info.get("exif")
+    if has_raw_exif and isinstance(raw, bytes):
+        orientation = read_orientation(raw)
+        if orientation is not None:
+            return orientation
+        del image.info["exif"]  # leaves Pillow the other places: XMP
     try:
         value = image.getexif().get(_ORIENTATION_TAG, 1)
     except Exception:  # damaged EXIF must not cost the picture

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from edge_vl.answer import Answer, Token
 from edge_vl.errors import Cancelled, DeadlineExceeded, EdgeVLError, RequestError
+from edge_vl.option_checks import require_number, require_whole_number
 from edge_vl.sampling import Sampling
 from edge_vl.trace import Stage, Trace
 
@@ -17,6 +18,8 @@ __all__ = ["CancelFlag", "Event", "Generation", "Request", "Settled"]
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
+MAX_DEADLINE_S = 10_000_000
+"""A third of a year; whoever has no deadline leaves it out."""
 
 
 class CancelFlag(Protocol):
@@ -51,12 +54,11 @@ class Generation:
         Raises:
             RequestError: naming the field and its range.
         """
-        if isinstance(self.max_tokens, bool) or not isinstance(self.max_tokens, int) or self.max_tokens < 1:
-            raise RequestError(
-                f"max_tokens must be a whole number, at least 1, not {self.max_tokens!r}", field="max_tokens"
-            )
-        if self.deadline_s is not None and not self.deadline_s > 0:
-            raise RequestError(f"deadline_s must be above 0, not {self.deadline_s!r}", field="deadline_s")
+        require_whole_number(self.max_tokens, "max_tokens", 1)
+        if self.deadline_s is not None:
+            require_number(self.deadline_s, "deadline_s", 1e-9, MAX_DEADLINE_S)
+        if self.cancel is not None and not callable(getattr(self.cancel, "is_set", None)):
+            raise RequestError("cancel must have is_set(), as a threading.Event has", field="cancel")
         if len(self.stop) > MAX_STOP_STRINGS:
             raise RequestError(f"at most {MAX_STOP_STRINGS} stop strings, not {len(self.stop)}", field="stop")
         for text in self.stop:
@@ -105,7 +107,7 @@ class Request:
         """Seconds left until the deadline, maybe negative; None without one."""
         if self.generation.deadline_s is None:
             return None
-        return self.trace.started_s + self.generation.deadline_s - time.monotonic()
+        return self.trace.started_s + float(self.generation.deadline_s) - time.monotonic()
 
     def check(self) -> None:
         """Settle the request if its deadline has passed or it was cancelled. Called between units of work.
@@ -116,12 +118,20 @@ class Request:
         if not self._is_settled:
             flag = self.generation.cancel
             remaining_s = self.remaining_s
-            if flag is not None and flag.is_set():
+            if flag is not None and self._is_set(flag):
                 self.cancel()
             elif remaining_s is not None and remaining_s <= 0:
                 self.expire()
         if self._is_settled:
             raise Settled
+
+    def _is_set(self, flag: CancelFlag) -> bool:
+        """Ask the caller's flag; if that fails, it is the caller's error and no engine's."""
+        try:
+            return bool(flag.is_set())
+        except Exception as error:
+            self.settle(RequestError(f"cancel.is_set() failed: {error!r}", field="cancel"))
+            return False
 
     def begin(self, stage: Stage) -> None:
         """Note the stage reached, then check."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
@@ -20,6 +23,7 @@ from edge_vl.loading import choose_engine, load_lanes
 from edge_vl.message import Message
 from edge_vl.model_spec import ModelSpec
 from edge_vl.models import find_model
+from edge_vl.option_checks import require_text, require_whole_number
 from edge_vl.pictures import Picture, load_picture
 from edge_vl.plan import ImageGrid, Plan
 from edge_vl.request import Request, Settled
@@ -34,6 +38,9 @@ __all__ = ["Runtime"]
 
 MAX_WAITING = 16
 """Requests that may wait; each holds its pictures."""
+
+EXIT_TIMEOUT_S = 5.0
+"""How long the end of the program waits for a unit of work in a runtime that nobody closed."""
 
 
 class Runtime:
@@ -57,6 +64,10 @@ class Runtime:
         self._running: set[Request] = set()
         self._conversations: weakref.WeakSet[Conversation] = weakref.WeakSet()
         self._is_closed = False
+        self._process_id = os.getpid()
+        # A lane that is still in native code while Python shuts down takes the process with it.
+        self._at_exit = partial(_close_at_exit, weakref.ref(self))
+        atexit.register(self._at_exit)
 
     @classmethod
     def open(
@@ -86,10 +97,17 @@ class Runtime:
             max_waiting: requests that may wait or run at once before `QueueFull`.
 
         Raises:
+            RequestError: an argument makes no sense.
             ModelError: the model is unknown or its files do not fit together.
             EngineNotFound: no such engine.
             EngineUnavailable: an engine's backend is missing; the message says how to install it.
         """
+        for field, text in (("vision_dtype", vision_dtype), ("language_dtype", language_dtype), ("device", device)):
+            require_text(text, field)
+        for field, number in (("threads", threads), ("context_length", context_length)):
+            if number is not None:
+                require_whole_number(number, field, 1)
+        require_whole_number(max_waiting, "max_waiting", 1)
         spec = find_model(model)
         family = family_of(spec)
         lanes = load_lanes(
@@ -155,15 +173,21 @@ class Runtime:
         """
         from edge_vl.conversation import Conversation
 
+        if system is not None:
+            require_text(system, "system")
         conversation = Conversation(self, system=system)
         self._conversations.add(conversation)
         return conversation
 
-    def close(self) -> None:
-        """Cancel what is running, close conversations, end both lanes and give all memory back. May be called twice."""
+    def close(self, timeout_s: float | None = None) -> None:
+        """Cancel what is running, close conversations, end both lanes and give all memory back. May be called twice.
+
+        Args:
+            timeout_s: seconds to wait for a unit of work that is still running, per lane; None waits for its end.
+        """
         self._end_lanes()
-        self._lanes.language_lane.close()
-        self._lanes.vision_lane.close()
+        self._lanes.language_lane.close(timeout_s)
+        self._lanes.vision_lane.close(timeout_s)
 
     def _end_lanes(self) -> None:
         with self._lock:
@@ -171,6 +195,7 @@ class Runtime:
             running = list(self._running)
         if was_closed:
             return
+        atexit.unregister(self._at_exit)
         for request in running:
             request.cancel()
         for conversation in list(self._conversations):
@@ -222,7 +247,8 @@ class Runtime:
         bgr: bool,
     ) -> Message:
         """Decode and cut the pictures of one turn, on the caller's thread. For `Conversation`."""
-        if not isinstance(question, str) or not question.strip():
+        require_text(question, "question")
+        if not question.strip():
             raise RequestError("the question is empty", field="question")
         grids: list[ImageGrid] = []
         for index, picture in enumerate(picture_list(pictures)):
@@ -293,6 +319,8 @@ class Runtime:
         return plan
 
     def _admit(self, request: Request) -> None:
+        if os.getpid() != self._process_id:
+            raise EdgeVLError("the runtime belongs to the process that opened it; open one in each process")
         with self._lock:
             if self._is_closed:
                 raise EdgeVLError("the runtime is closed")
@@ -303,3 +331,9 @@ class Runtime:
     def _leave(self, request: Request) -> None:
         with self._lock:
             self._running.discard(request)
+
+
+def _close_at_exit(reference: weakref.ref[Runtime]) -> None:
+    runtime = reference()
+    if runtime is not None:
+        runtime.close(EXIT_TIMEOUT_S)

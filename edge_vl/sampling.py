@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_vl.errors import RequestError
+from edge_vl.option_checks import require_number, require_whole_number
 
 __all__ = ["Sampler", "Sampling"]
 
@@ -20,11 +19,12 @@ class Sampling:
     The order is: repetition penalty, temperature, top-k, top-p, min-p, draw.
 
     Attributes:
-        temperature: 0 takes the most likely token; larger is freer; at most 100.
+        temperature: 0 takes the most likely token; larger is freer; 0, or from 0.001 to 100.
         top_k: keep the k most likely tokens; 0 keeps all.
         top_p: keep the smallest set of most likely tokens whose probability reaches this; 0 < top_p <= 1.
         min_p: drop tokens less likely than this share of the most likely one; 0 <= min_p <= 1.
-        repetition_penalty: divides positive and multiplies negative logits of tokens of the answer so far; > 0.
+        repetition_penalty: divides positive and multiplies negative logits of tokens of the answer so far;
+            from 0.01 to 100.
         seed: equal seeds give equal answers; >= 0.
     """
 
@@ -41,22 +41,13 @@ class Sampling:
         Raises:
             RequestError: naming the field and its range.
         """
-        _require(0.0 <= self.temperature <= 100.0, "temperature", "from 0 to 100", self.temperature)
-        _require(_is_int(self.top_k) and self.top_k >= 0, "top_k", "a whole number, 0 or more", self.top_k)
-        _require(0.0 < self.top_p <= 1.0, "top_p", "above 0 and at most 1", self.top_p)
-        _require(0.0 <= self.min_p <= 1.0, "min_p", "from 0 to 1", self.min_p)
-        penalty = self.repetition_penalty
-        _require(math.isfinite(penalty) and penalty > 0.0, "repetition_penalty", "above 0", penalty)
-        _require(_is_int(self.seed) and self.seed >= 0, "seed", "a whole number, 0 or more", self.seed)
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
-def _require(is_fine: bool, field: str, range_text: str, value: object) -> None:
-    if not is_fine:
-        raise RequestError(f"{field} must be {range_text}, not {value!r}", field=field)
+        if self.temperature != 0:
+            require_number(self.temperature, "temperature", 0.001, 100)
+        require_whole_number(self.top_k, "top_k", 0)
+        require_number(self.top_p, "top_p", 1e-6, 1)
+        require_number(self.min_p, "min_p", 0, 1)
+        require_number(self.repetition_penalty, "repetition_penalty", 0.01, 100)
+        require_whole_number(self.seed, "seed", 0)
 
 
 class Sampler:

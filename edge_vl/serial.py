@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -77,27 +78,33 @@ class SerialScheduler:
 
     def _run(self, job: Job) -> None:
         """Bring a request to its end, whatever happens."""
+        outcome = self._outcome(job)
+        job.on_end()
+        if isinstance(outcome, Answer):
+            job.request.settle(outcome, before=partial(job.on_answer, outcome))
+        elif outcome is not None:
+            for error in (outcome, outcome.__cause__):
+                if error is not None:  # whoever keeps the error must not keep pictures and caches with it
+                    traceback.clear_frames(error.__traceback__)
+            job.request.settle(outcome)
+
+    def _outcome(self, job: Job) -> Answer | EdgeVLError | None:
+        """Answer a request; return what went wrong if it cannot be, None if its outcome is decided already."""
         request = job.request
-        outcome: Answer | EdgeVLError
         try:
             request.begin("queue")
             request.trace.leave_queue()
-            outcome = self._answer(job)
+            return self._answer(job)
         except Settled:
-            job.on_end()
-            return
+            return None
         except EdgeVLError as error:
             job.resident.drop()
-            outcome = error
-        except Exception as error:  # an engine is somebody else's code: whatever it raises ends its request only
+            return error
+        except BaseException as error:  # an engine is somebody else's code: whatever it raises ends its request only
             job.resident.drop()
-            outcome = EngineFault(self._engine_of(request.stage), request.stage, f"{type(error).__name__}: {error}")
-            outcome.__cause__ = error
-        job.on_end()
-        if isinstance(outcome, Answer):
-            request.settle(outcome, before=partial(job.on_answer, outcome))
-        else:
-            request.settle(outcome)
+            fault = EngineFault(self._engine_of(request.stage), request.stage, f"{type(error).__name__}: {error}")
+            fault.__cause__ = error
+            return fault
 
     def _engine_of(self, stage: str) -> str:
         vision = self._lanes.vision

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 
 import numpy as np
 import pytest
@@ -114,3 +115,24 @@ async def test_an_asynchronous_deadline_counts_from_the_call(open_fake: OpenFake
     with pytest.raises(DeadlineExceeded):
         await stream.answer()
     assert not any(call.stage == "prefill" for call in engine.calls)
+
+
+async def test_an_asynchronous_deadline_is_kept_while_a_picture_loads(open_fake: OpenFake) -> None:
+    class Slow:
+        def read(self, size: int = -1) -> bytes:
+            time.sleep(1.0)
+            return b""
+
+    runtime, _ = open_fake(script="yes")
+    began_s = time.monotonic()
+    with pytest.raises(DeadlineExceeded):
+        await runtime.astream(Slow(), "Is it?", deadline_s=0.1).answer()
+    assert time.monotonic() - began_s < 0.9
+
+
+async def test_two_tasks_that_read_one_stream_both_see_its_end(open_fake: OpenFake) -> None:
+    runtime, _ = open_fake(script="yes" * 10, latencies=FakeLatencies(decode_s=0.001))
+    stream = runtime.astream(None, "Is it?")
+    await anext(stream)
+    answers = await asyncio.wait_for(asyncio.gather(stream.answer(), stream.answer()), 20)
+    assert {answer.text for answer in answers} == {"yes" * 10}

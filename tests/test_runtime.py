@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import time
+import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -364,3 +368,163 @@ def test_many_threads_may_ask_at_once(open_fake: OpenFake) -> None:
     for thread in threads:
         thread.join()
     assert {n: answer.text for n, answer in got.items()} == alone
+
+
+@pytest.mark.parametrize("stage", ["encode", "prefill", "decode"])
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), BaseException("panic")])
+def test_not_even_an_exit_raised_by_an_engine_is_lost(open_fake: OpenFake, stage: str, error: BaseException) -> None:
+    runtime, _ = open_fake(script="yes", faults=[FakeFault(stage=stage, error=error)], max_waiting=1)  # type: ignore[arg-type]
+    with pytest.raises(EngineFault, match=type(error).__name__):
+        runtime.ask(picture(1), "Is it?")
+    assert runtime.ask(picture(1), "Is it?").text == "yes"
+
+
+@pytest.mark.parametrize("stage", ["load_vision", "load_language"])
+def test_whatever_an_engine_raises_while_loading_becomes_a_fault(model_folder: Path, stage: str) -> None:
+    engine = FakeEngine(faults=[FakeFault(stage=stage, error=MemoryError("no room"))])  # type: ignore[arg-type]
+    with pytest.raises(EngineFault, match="no room") as caught:
+        Runtime.open(model_folder, vision_engine=engine, language_engine=engine)
+    assert caught.value.stage == "load"
+    assert engine.num_open == 0
+
+
+def test_a_kept_error_does_not_keep_the_pictures(open_fake: OpenFake) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        runtime, _ = open_fake(script="yes", faults=[FakeFault(stage="encode", at=1, times=100)])
+        kept: list[BaseException] = []
+        pixels = picture(1, 400, 300)
+        alive = weakref.ref(pixels)
+
+        def ask() -> None:
+            nonlocal pixels
+            with pytest.raises(EngineFault):
+                runtime.ask(pixels, "Is it?")
+            with pytest.raises(DeadlineExceeded):
+                runtime.ask(pixels, "Is it?", deadline_s=1e-6)
+            del pixels
+
+        for _ in range(3):
+            stream = runtime.stream(picture(2), "Is it?")
+            outcome = None
+            try:
+                list(stream)
+            except EngineFault as error:
+                outcome = error.with_traceback(None)
+            assert outcome is not None
+            kept.append(outcome)
+            del stream
+        ask()
+        assert alive() is None
+        assert len(kept) == 3
+    finally:
+        gc.enable()
+
+
+def test_two_threads_that_read_one_stream_both_see_its_end(open_fake: OpenFake) -> None:
+    runtime, _ = open_fake(script="yes" * 20, latencies=FakeLatencies(decode_s=0.001))
+    stream = runtime.stream(None, "Is it?")
+    answers: list[str] = []
+    readers = [threading.Thread(target=lambda: answers.append(stream.answer.text)) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join(20)
+    assert answers == ["yes" * 20] * 3
+
+
+def test_an_error_is_raised_again_however_often_somebody_looks(open_fake: OpenFake) -> None:
+    runtime, _ = open_fake(script="yes")
+    stream = runtime.stream(None, "Is it?")
+    stream.cancel()
+    for _ in range(3):
+        with pytest.raises(Cancelled) as caught:
+            list(stream)
+        assert caught.value.stage
+
+
+def test_a_forked_process_is_told_to_open_its_own_runtime(open_fake: OpenFake, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime, _ = open_fake(script="yes")
+    monkeypatch.setattr("edge_vl.runtime.os.getpid", lambda: -1)
+    with pytest.raises(EdgeVLError, match="process"):
+        runtime.ask(None, "Is it?")
+
+
+def test_a_cancel_flag_that_fails_is_the_callers_error(open_fake: OpenFake) -> None:
+    class Broken:
+        def is_set(self) -> bool:
+            raise OSError("gone")
+
+    runtime, _ = open_fake(script="yes")
+    with pytest.raises(RequestError, match="gone"):
+        runtime.ask(None, "Is it?", cancel=Broken())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": "hot"},
+        {"temperature": None},
+        {"top_p": np.zeros(2)},
+        {"repetition_penalty": 10**400},
+        {"stop": 5},
+        {"deadline_s": "5"},
+        {"deadline_s": float("inf")},
+        {"deadline_s": 1e10},
+        {"cancel": True},
+        {"max_tokens": "3"},
+        {"seed": 1.5},
+    ],
+)
+def test_options_of_another_type_are_refused_by_name(open_fake: OpenFake, options: AskOptions) -> None:
+    runtime, _ = open_fake(script="yes")
+    [field] = options
+    with pytest.raises(RequestError) as caught:
+        runtime.ask(None, "Is it?", **options)
+    assert caught.value.field == field
+
+
+def test_numbers_of_numpy_are_numbers(open_fake: OpenFake) -> None:
+    runtime, _ = open_fake(script="yes")
+    options: Any = {"max_tokens": np.int64(2), "deadline_s": np.float32(60), "temperature": np.float64(0)}
+    assert runtime.ask(None, "Is it?", **options).text == "ye"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"context_length": -5},
+        {"context_length": 1.5},
+        {"threads": 0},
+        {"threads": "x"},
+        {"max_waiting": 0},
+        {"vision_engine": 5},
+        {"vision_dtype": [1]},
+    ],
+)
+def test_arguments_of_open_that_make_no_sense_are_refused(model_folder: Path, options: dict[str, Any]) -> None:
+    engine = FakeEngine()
+    with pytest.raises(RequestError):
+        Runtime.open(model_folder, **{"vision_engine": engine, "language_engine": engine, **options})
+
+
+def test_questions_and_instructions_must_be_text(open_fake: OpenFake) -> None:
+    runtime, _ = open_fake(script="yes")
+    with pytest.raises(RequestError, match="question must be text"):
+        runtime.ask(None, b"Is it?")  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="system must be text"):
+        runtime.conversation(system=5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ending", ["", "raise SystemExit(3)"])
+def test_a_program_may_end_in_the_middle_of_a_stream(ending: str) -> None:
+    program = f"""
+from edge_vl import Runtime
+runtime = Runtime.open()
+stream = runtime.stream(None, "Describe the picture at great length, please.")
+next(stream)
+{ending}
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (3 if ending else 0, b"")

@@ -77,10 +77,19 @@ def read_picture(name: str) -> str | bytes:
     """Return a path as it is, and the bytes of standard input for `-`."""
     if name != "-":
         return name
+    if sys.stdin is None:
+        raise ImageError("standard input is closed, so it holds no picture", detected="nothing")
     data = sys.stdin.buffer.read(MAX_STDIN_BYTES + 1)
     if len(data) > MAX_STDIN_BYTES:
         raise ImageError(f"standard input holds more than {MAX_STDIN_BYTES} bytes", detected="too many bytes")
     return data
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):  # too long for a name, or with a zero character
+        return False
 
 
 def _check_words(names: list[str], question: str) -> None:
@@ -90,7 +99,7 @@ def _check_words(names: list[str], question: str) -> None:
         )
     if names.count("-") > 1:
         raise RequestError("standard input (-) holds one picture only", field="words")
-    if question == "-" or (len(question) < 256 and "?" not in question and Path(question).is_file()):
+    if question == "-" or _is_file(question):
         raise RequestError(
             f"the last argument is the question, but {question!r} is a picture; give the question behind it",
             field="words",

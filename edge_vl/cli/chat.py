@@ -56,8 +56,8 @@ def chat(
                 if command in {"/quit", "/exit"}:
                     break
                 if command == "/picture":
-                    load_picture(argument)
-                    shown = argument
+                    load_picture(argument.strip())
+                    shown = argument.strip()
                     continue
                 if command.startswith("/"):
                     print(_HELP, file=sys.stderr)
@@ -79,6 +79,8 @@ def chat(
 
 def _read_line() -> str | None:
     """Read a question; None at the end. The prompt goes to standard error, and only where somebody types."""
+    if sys.stdin is None:
+        return None
     if sys.stdin.isatty():
         print("> ", end="", file=sys.stderr, flush=True)
     line = sys.stdin.readline()

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -87,19 +86,40 @@ def test_a_question_in_the_place_of_a_picture_is_explained(cli: RunCli, png: Pat
     assert "is a picture" in done.err
 
 
-def test_an_interrupt_ends_with_the_code_for_cancelled(png: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_with_the_code_for_cancelled(png: Path, number: int) -> None:
     command = [sys.executable, "-m", "edge_vl", "chat", str(png)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         assert b"/quit" in process.stderr.readline()
-        time.sleep(0.2)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         assert process.wait(20) == 7
-        assert b"Traceback" not in process.stderr.read()
+        assert process.stderr.read() == b"edge-vl: cancelled\n"
 
 
-def test_a_reader_that_goes_away_is_no_defect(png: Path) -> None:
-    command = f"{sys.executable} -m edge_vl ask {png} 'Describe the picture.' | true"
-    done = subprocess.run(command, shell=True, capture_output=True, timeout=60, check=True)
-    assert b"Traceback" not in done.stderr
-    assert b"Exception" not in done.stderr
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        ("ask PNG 'Describe the picture.' | true; exit ${PIPESTATUS[0]}", 7, ""),
+        ("models info | true; exit ${PIPESTATUS[0]}", 7, ""),
+        ("ask PNG 'What is it?' >/dev/full", 70, "cannot be written"),
+        ("models info >/dev/full", 70, "cannot be written"),
+        ("ask PNG 'Describe the picture.' >&-", 0, ""),
+        ("ask - 'What is it?' <&-", 3, "standard input is closed"),
+        ("chat PNG <&-", 0, "/quit"),
+        (r"chat PNG < <(printf '\xff\xfe\n')", 0, "/quit"),
+        ("ask PNG 'What is it?' 2>&-", 0, ""),
+        ("ask /nope 'What is it?' 2>&-", 3, ""),
+        ("ask PNG " + "\u8fd9\u662f\u4ec0\u4e48" * 40, 0, ""),
+        ("ask PNG What? --model " + "a" * 300, 4, "neither"),
+    ],
+)
+def test_odd_streams_and_long_words_are_no_defects(png: Path, line: str, code: int, words: str) -> None:
+    command = f"{sys.executable} -m edge_vl {line.replace('PNG', str(png))}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, timeout=60, check=False)
+    assert done.returncode == code, done.stderr.decode()
+    assert words in done.stderr.decode()
+    for sign in (b"Traceback", b"Exception", b"defect"):
+        assert sign not in done.stderr
+    if "2>&-" in line:
+        assert b"edge-vl:" not in done.stdout

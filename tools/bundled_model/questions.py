@@ -58,6 +58,9 @@ class Question(NamedTuple):
         return "".join(piece.text for piece in self.pieces)
 
 
+Asked = tuple[str, Iterable[Piece]] | None
+
+
 def facts(scene: Scene) -> tuple[Fact, ...]:
     """Return what is true of a scene, in reading order."""
     return tuple(Fact(item.shape, item.color, item.place) for item in scene.objects)
@@ -99,9 +102,6 @@ def _vary(text: str, rng: np.random.Generator) -> str:
     if rng.random() < 0.15:
         text = text.rstrip("?.")
     return text
-
-
-Asked = tuple[str, Iterable[Piece]] | None
 
 
 def _spot(place: str, rng: np.random.Generator) -> str:

@@ -2,8 +2,8 @@
 
 A small decoder learns to answer "what color is the circle?" late and suddenly, since it has to gather the question's
 words, find the image tokens that match, and read them, and no step pays without the others. Here each step is rewarded
-on its own during training: read-outs for what the question names and for what an image token shows, and a loss on the
-attention of a few heads, which should rest on the objects that the next token depends on.
+on its own during training: read-outs for what the question names, for what an image token shows, and for the places of
+the objects that the next token depends on; and a loss on the attention of a few heads, which should rest on those.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ TOKEN_CELL = 16
 class Weights:
     """Weights of the helping losses."""
 
-    attention: float = 0.3
-    probes: float = 0.2
+    attention: float
+    probes: float
 
 
 def object_tokens(masks: Tensor) -> Tensor:
@@ -146,19 +146,22 @@ def attention_loss(
 
 
 def losses(
-    network: Network, heads: DecoderHeads, packed: Packed, batch: Batch, image_tokens: Tensor, image_token_id: int,
+    network: Network,
+    heads: DecoderHeads,
+    packed: Packed,
+    batch: Batch,
+    image_tokens: Tensor,
+    image_token_id: int,
     weights: Weights,
-) -> tuple[Tensor, dict[str, float]]:  # fmt: skip
+) -> tuple[Tensor, dict[str, float]]:
     """Return the loss of a batch and figures to watch; image tokens are (batch * 5, 16, hidden)."""
     states, queries, keys, mask = decode(network, packed, image_tokens, image_token_id)
     due = packed.labels != IGNORED
     logits = network.head(states[-1][due])
     labels, share = packed.labels[due], packed.weights[due]
     answer_loss = (functional.cross_entropy(logits, labels, reduction="none") * share).sum() / share.sum()
-    figures = {"answer": answer_loss.item()}
-    short = share == 1
-    figures["short"] = (logits.argmax(-1) == labels)[short].float().mean().item()
-    loss = answer_loss
+    is_right = (logits.argmax(-1) == labels)[share == 1]
+    loss, figures = answer_loss, {"answer": answer_loss.item(), "short": is_right.float().mean().item()}
     image_at = (packed.ids[0] == image_token_id).nonzero()[:, 0]
     if weights.attention:
         lookup = attention_loss(queries, keys, mask, packed, object_tokens(batch.masks), image_at)

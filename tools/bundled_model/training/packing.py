@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,14 +12,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from tools.bundled_model.questions import (
-    COLOR_WORDS,
-    KINDS,
-    PLURALS,
-    Fact,
-    Question,
-    ask,
-)
+from tools.bundled_model.questions import COLOR_WORDS, KINDS, Fact, Question, ask
 from tools.bundled_model.scenes import PLACES, SHAPES
 from tools.bundled_model.tokenizer import END, image_text
 
@@ -29,6 +23,9 @@ KIND_WEIGHTS = {
     "off_topic": 0.25,
 }  # fmt: skip
 IGNORED = -100
+NO_PLACE = 16
+SHORT_ANSWER_TOKENS = 5
+LONG_ANSWER_WEIGHT = 0.5
 
 
 @dataclass(slots=True)
@@ -41,8 +38,8 @@ class Packed:
         runs: int64 (batch, length), 0 for the prefix, then 1, 2, ...; -1 for padding.
         labels: int64 (batch, length), the next token where an answer is due, else `IGNORED`.
         weights: float32 (batch, length), how much a label counts.
-        places: uint8 (batch, length), the objects that the next token rests on, one bit per place; 16 for none at all,
-            0 where the next token rests on the words before it.
+        places: uint8 (batch, length), the objects that the next token rests on, one bit per place; `NO_PLACE` for
+            none at all, 0 where the next token rests on the words before it.
         kinds: int64 (batch, length), the index of the kind where an answer begins, else `IGNORED`.
         asked: int64 (3, batch, length), shape, color, place named by the question where its answer begins (0 for
             none), else `IGNORED`.
@@ -71,9 +68,26 @@ def named(words: Sequence[str], text: str) -> int:
     return next((number for number, word in enumerate(words, 1) if word in text), 0)
 
 
-#: id, label, weight, places, kind, asked: one token's entries in `Packed`.
-Token = tuple[int, int, float, int, int, tuple[int, int, int]]
-NO_ANSWER = (IGNORED, 0.0, 0, IGNORED, (IGNORED, IGNORED, IGNORED))
+def place_bits(question: Question) -> NDArray[np.uint8]:
+    """Return `Packed.places` for every character of the answer and the space before it."""
+    bits = np.zeros(len(question.answer) + 1, np.uint8)
+    start = 1
+    for piece in question.pieces:
+        if piece.places is not None:
+            bits[start : start + len(piece.text)] = sum(1 << PLACES.index(place) for place in piece.places) or NO_PLACE
+        start += len(piece.text)
+    return bits
+
+
+class Token(NamedTuple):
+    """One token's entries in `Packed`."""
+
+    id: int
+    label: int = IGNORED
+    weight: float = 0.0
+    places: int = 0
+    kind: int = IGNORED
+    asked: tuple[int, int, int] = (IGNORED, IGNORED, IGNORED)
 
 
 class Packer:
@@ -97,29 +111,18 @@ class Packer:
     def turn(self, question: Question, *, later: bool) -> list[Token]:
         """Return the tokens of a turn; a first turn follows the picture without a space."""
         before = f"\nUser: {question.text}" if later else question.text
-        asked_ids = self.tokenizer.encode(f"{before}{END}\nAssistant:").ids
-        answer = self.tokenizer.encode(f" {question.answer}{END}")
-        rests = np.zeros(len(question.answer) + 2, np.uint8)
-        start = 1
-        for piece in question.pieces:
-            bits = 0
-            if piece.places is not None:
-                bits = sum(1 << PLACES.index(place) for place in piece.places) or 16
-            rests[start : start + len(piece.text)] = bits
-            start += len(piece.text)
-        is_long = len(answer.ids) > 5
-        rows = [(token, *NO_ANSWER) for token in asked_ids]
-        for token, (first, last) in zip(answer.ids, answer.offsets, strict=True):
-            places = int(rests[first : min(last, len(rests))].max(initial=0))
-            weight = 0.5 if is_long else 1.0
-            rows[-1] = (rows[-1][0], token, weight, places, *rows[-1][4:])
-            rows.append((token, *NO_ANSWER))
-        begin = len(asked_ids) - 1
+        tokens = [Token(token) for token in self.tokenizer.encode(f"{before}{END}\nAssistant:").ids]
         text = question.text.lower()
-        named_shape = named([*SHAPES], text) or named([*PLURALS.values()], text)
-        asked = (named_shape, named(COLOR_WORDS, text), named(PLACES, text))
-        rows[begin] = (*rows[begin][:4], ALL_KINDS.index(question.kind), asked)
-        return rows
+        asked = (named(SHAPES, text), named(COLOR_WORDS, text), named(PLACES, text))
+        tokens[-1] = tokens[-1]._replace(kind=ALL_KINDS.index(question.kind), asked=asked)
+        answer = self.tokenizer.encode(f" {question.answer}{END}")
+        weight = LONG_ANSWER_WEIGHT if len(answer.ids) > SHORT_ANSWER_TOKENS else 1.0
+        rests = place_bits(question)
+        for token, (first, last) in zip(answer.ids, answer.offsets, strict=True):
+            places = int(rests[first:last].max(initial=0))
+            tokens[-1] = tokens[-1]._replace(label=token, weight=weight, places=places)
+            tokens.append(Token(token))
+        return tokens
 
     def pack(self, scenes: Sequence[Sequence[Fact]], length: int, rng: np.random.Generator) -> Packed:
         """Pack as many questions per scene as fit into the length; a fifth of the runs have a second turn."""
@@ -145,7 +148,7 @@ class Packer:
             tokens: list[Token] = []
             for number, scene in enumerate(scenes):
                 header = self.next_prefix if number else self.prefix
-                tokens += [(token, *NO_ANSWER) for token in header]
+                tokens += [Token(token) for token in header]
                 for turn in range(int(rng.integers(1, 4))):
                     tokens += self.turn(self.draw(scene, rng), later=turn > 0)
             rows.append([tokens])

@@ -66,15 +66,15 @@ def object_masks(scene: Scene, width: int, height: int) -> NDArray[np.bool_]:
     return masks
 
 
-def render_chunk(index: int) -> dict[str, NDArray[np.uint8]]:
+def render_chunk(index: int, num_pictures: int = CHUNK_PICTURES) -> dict[str, NDArray[np.uint8]]:
     """Render one chunk of the pool."""
     chunk = {
-        "tiles": np.zeros((CHUNK_PICTURES, 5, TILE, TILE, 3), np.uint8),
-        "masks": np.zeros((CHUNK_PICTURES, 4, TILE, TILE // 8), np.uint8),
-        "shapes": np.zeros((CHUNK_PICTURES, 4), np.uint8),
-        "colors": np.zeros((CHUNK_PICTURES, 4), np.uint8),
+        "tiles": np.zeros((num_pictures, 5, TILE, TILE, 3), np.uint8),
+        "masks": np.zeros((num_pictures, 4, TILE, TILE // 8), np.uint8),
+        "shapes": np.zeros((num_pictures, 4), np.uint8),
+        "colors": np.zeros((num_pictures, 4), np.uint8),
     }
-    for number in range(CHUNK_PICTURES):
+    for number in range(num_pictures):
         seed = FIRST_SEED + index * CHUNK_PICTURES + number
         scene = random_scene(seed)
         width, height = training_size(np.random.default_rng((seed, 2)))
@@ -91,7 +91,7 @@ def main() -> None:
     """Render chunks that are not there yet."""
     parser = argparse.ArgumentParser(description="Render pictures for training.")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--chunks", type=int, nargs=2, default=(0, 30), metavar=("FIRST", "END"))
+    parser.add_argument("--chunks", type=int, nargs=2, default=(0, 55), metavar=("FIRST", "END"))
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     for index in range(*options.chunks):

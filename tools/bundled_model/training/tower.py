@@ -114,13 +114,10 @@ class TowerHeads(nn.Module):
             labels = cell_labels(masks, classes, cell, enough)
             logits = getattr(self, name)(states)
             losses[name] = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
-            object_cells = labels > 0
-            hits = (logits.argmax(-1).view_as(labels) == labels)[object_cells]
-            shares[name] = hits.float().mean().item()
+            hits, on_object = logits.argmax(-1).view_as(labels) == labels, labels > 0
+            shares[name] = hits[on_object].float().mean().item()
             if name == "token_shape":
-                thumbnail = object_cells[:, 4]
-                hit = logits.argmax(-1).view_as(labels) == labels
-                shares["small_shape"] = hit[:, 4][thumbnail].float().mean().item()
+                shares["small_shape"] = hits[:, 4][on_object[:, 4]].float().mean().item()
         cells = self.token_cell(normal)
         where = torch.arange(cells.size(1)).expand(cells.size(0), -1)
         cell_loss = functional.cross_entropy(cells.flatten(0, 1), where.flatten())
