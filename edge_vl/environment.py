@@ -4,6 +4,7 @@
 |---|---|---|
 | `EDGE_VL_CACHE_DIR` | folder for what can be made again, such as int8 copies of a model | the user's cache folder |
 | `EDGE_VL_ISA` | kernels to use: `auto`, `reference` or an instruction set | `auto` |
+| `ORT_DISABLE_TELEMETRY` | ONNX Runtime's own: `0` lets it write and send usage data | set to `1` by us |
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from edge_vl.errors import RequestError
 
-__all__ = ["Environment", "cache_dir", "read_environment"]
+__all__ = ["Environment", "cache_dir", "disable_onnxruntime_telemetry", "read_environment"]
 
 _PREFIX = "EDGE_VL_"
 _KNOWN = ("EDGE_VL_CACHE_DIR", "EDGE_VL_ISA")
@@ -68,6 +69,15 @@ def cache_dir() -> Path:
             "there is no home folder to keep a cache in; set EDGE_VL_CACHE_DIR to a folder", field="EDGE_VL_CACHE_DIR"
         )
     return folder
+
+
+def disable_onnxruntime_telemetry() -> None:
+    """Keep ONNX Runtime from writing and sending usage data, unless the user has decided about that already.
+
+    It reads the variable while it is imported; from version 1.32 on it would otherwise make files in the user's cache
+    folder and open a connection then.
+    """
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 def _read_cache_dir(variables: Mapping[str, str]) -> Path | None:

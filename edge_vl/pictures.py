@@ -151,9 +151,15 @@ def _convert(image: Image.Image, limits: PictureLimits, kind: str, *, is_own: bo
     except UnusablePicture:
         raise
     except Exception as error:  # as above, now for the pixels
-        if not is_own and isinstance(error, ValueError) and " closed " in f" {error} ":
-            raise UnusablePicture(f"{kind} is closed, or its file is: {error}", "a closed Pillow image") from error
+        if not is_own and _is_closed(image, error):
+            raise UnusablePicture(f"{kind} is closed, or the file it reads from is", "a closed Pillow image") from error
         raise _damaged(kind, error) from error
+
+
+def _is_closed(image: Image.Image, error: Exception) -> bool:
+    """Tell from what Pillow raised, and what it left of a file that was not yet decoded, that someone closed it."""
+    has_lost_file = isinstance(image, ImageFile.ImageFile) and image.fp is None and bool(image.tile)
+    return has_lost_file or (isinstance(error, ValueError) and " closed " in str(error))
 
 
 def _damaged(kind: str, error: Exception) -> UnusablePicture:

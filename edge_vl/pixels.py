@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
@@ -12,6 +14,7 @@ from edge_vl.picture_limits import PictureLimits, UnusablePicture
 __all__ = ["array_pixels", "image_pixels"]
 
 _ORIENTATION_TAG = 0x0112
+_HEX_EXIF = "Raw profile type exif"  # a text chunk in which ImageMagick keeps it in a PNG
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -132,17 +135,27 @@ def _raw_mode(image: Image.Image) -> str:
 
 
 def _orientation(image: Image.Image, *, has_raw_exif: bool) -> int:
-    raw = image.info.get("exif")
-    if has_raw_exif and isinstance(raw, bytes):
-        orientation = read_orientation(raw)
+    if has_raw_exif:
+        orientation = read_orientation(_raw_exif(image.info))
         if orientation is not None:
             return orientation
-        del image.info["exif"]  # leaves Pillow the other places: XMP
+        image.info.pop("exif", None)  # leaves Pillow the other places: XMP, and what a TIFF says of itself
+        image.info.pop(_HEX_EXIF, None)
     try:
         value = image.getexif().get(_ORIENTATION_TAG, 1)
     except Exception:  # damaged EXIF must not cost the picture
         return 1
     return value if isinstance(value, int) else 1
+
+
+def _raw_exif(info: dict[str | tuple[int, int], Any]) -> bytes:
+    exif = info.get("exif", b"")
+    if not exif and _HEX_EXIF in info:
+        try:
+            exif = bytes.fromhex("".join(str(info[_HEX_EXIF]).split("\n")[3:]))
+        except ValueError:
+            return b""
+    return exif if isinstance(exif, bytes) else b""
 
 
 def _with_true_key(image: Image.Image, raw_mode: str) -> Image.Image:

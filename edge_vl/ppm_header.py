@@ -10,6 +10,8 @@ __all__ = ["tidy_ppm"]
 
 _MAGIC = re.compile(rb"P[1-6f]\s|PyP\s|P0CMYK|PyRGBA|PyCMYK")  # what Pillow takes; anything else it refuses at once
 _COMMENT = re.compile(rb"#[^\r\n]*[\r\n]?")
+_THREE_WORDS = re.compile(rb"(?:\S+\s+){2}\S+\s")  # the kind, width and height
+_FOUR_WORDS = re.compile(rb"(?:\S+\s+){3}\S+\s")  # and the largest value
 _MAX_HEADER_BYTES = 4096
 
 
@@ -30,8 +32,8 @@ def tidy_ppm(data: bytes) -> bytes:
     if data[1:2] in b"123":
         data = _COMMENT.sub(b"", data)
     head = data[:_MAX_HEADER_BYTES]
-    num_words = 3 if data[1:2] in b"14" else 4
-    if len(data) > len(head) and len(_COMMENT.sub(b"", head).split(None, num_words)) <= num_words:
+    words = _THREE_WORDS if data[1:2] in b"14" else _FOUR_WORDS
+    if len(data) > len(head) and not words.match(_COMMENT.sub(b"", head)):
         raise UnusablePicture(
             f"a PPM picture, damaged or cut short: its header has more than {_MAX_HEADER_BYTES} bytes",
             "a PPM picture, damaged",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
+import http.client
 import io
 import os
 import re
 import struct
 import threading
+import time
 import zlib
 from pathlib import Path
 from typing import Any, cast
@@ -17,9 +20,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from PIL import Image, ImageFile
+from PIL import Image, ImageFile, PngImagePlugin
 
 from edge_vl.errors import ImageError, RequestError
+from edge_vl.exif import read_orientation
 from edge_vl.file_kind import name_file_kind
 from edge_vl.frame import Frame
 from edge_vl.pictures import PictureLimits, load_picture
@@ -105,12 +109,40 @@ class TestOrientation:
         assert frame.pixels[:, -4:, 0].min() > 200
         assert frame.pixels[:, :32].max() < 60
 
-    @pytest.mark.filterwarnings("ignore:Corrupt EXIF")  # Pillow's own, from reading the resolution
     @pytest.mark.parametrize(
         "exif", [b"Exif\0\0junk", b"Exif\0\0II*\0\xff\xff\xff\xff", b"", b"Exif\0\0MM\0*\0\0\0\x08\xff"]
     )
     def test_damaged_exif_does_not_cost_the_picture(self, exif: bytes) -> None:
-        assert load_picture(encode(Image.new("RGB", (8, 4), RED), "JPEG", exif=exif)).width == 8
+        image = Image.new("RGB", (8, 4), RED)
+        for file_format in ("JPEG", "WEBP", "PNG"):  # warnings are errors here
+            assert load_picture(encode(image, file_format, exif=exif)).width == 8
+
+    def test_damage_behind_the_orientation_does_not_cost_it(self) -> None:
+        entry = struct.pack("<HHII", 0x0112, 3, 1, 6)
+        exif = b"Exif\0\0II*\0" + struct.pack("<IH", 8, 500) + entry + struct.pack("<HHII", 0x011A, 5, 9, 1 << 30)
+        for file_format in ("JPEG", "WEBP", "PNG"):
+            assert load_picture(encode(Image.new("RGB", (8, 4)), file_format, exif=exif)).width == 4
+
+    def test_the_orientation_is_found_in_a_text_chunk_and_in_xmp_too(self) -> None:
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        text = PngImagePlugin.PngInfo()
+        text.add_text("Raw profile type exif", f"\nexif\n  26\n{exif.tobytes().hex()}\n")
+        assert load_picture(encode(Image.new("RGB", (8, 4)), pnginfo=text)).width == 4
+        xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><a tiff:Orientation="6"/></x:xmpmeta>'
+        assert load_picture(encode(Image.new("RGB", (8, 4)), "JPEG", xmp=xmp)).width == 4
+
+    def test_an_orientation_edited_in_a_pillow_image_counts(self) -> None:
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        image = Image.open(io.BytesIO(encode(Image.new("RGB", (8, 4)), "JPEG", exif=exif)))
+        image.getexif()[0x0112] = 1
+        assert load_picture(image).width == 8
+
+    @settings(max_examples=200, deadline=None)
+    @given(st.binary(max_size=60), st.sampled_from([b"", b"Exif\0\0", b"II*\0\x08\0\0\0", b"MM\0*\0\0\0\x08"]))
+    def test_any_bytes_may_stand_for_exif(self, data: bytes, start: bytes) -> None:
+        assert read_orientation(start + data) is None or data
 
 
 class TestTransparency:
@@ -329,6 +361,123 @@ class TestThingsThatAreNoPictures:
         closed = io.BytesIO(b"")
         closed.close()
         assert "cannot be read" in str(refusal(closed))
+        assert refusal(io.BytesIO).detected == "the class BytesIO"
+        assert refusal(Path).detected == "the class Path"
+
+    def test_whatever_a_reader_raises_becomes_an_image_error(self) -> None:
+        class Broken:
+            def __init__(self, error: Exception) -> None:
+                self.error = error
+
+            def read(self, size: int = -1, /) -> bytes:
+                raise self.error
+
+        errors = (http.client.IncompleteRead(b"x", 9), RuntimeError("the camera is gone"), KeyError("x"), EOFError())
+        for error in errors:
+            caught = refusal(Broken(error))
+            assert caught.__cause__ is error
+            assert "cannot be read" in str(caught)
+        assert "the camera is gone" in str(refusal(Broken(RuntimeError("the camera is gone"))))
+        assert "EOFError" in str(refusal(Broken(EOFError())))
+
+    def test_damaged_gzip_files_are_refused(self) -> None:
+        packed = gzip.compress(encode(Image.fromarray(noise(20, 20))))
+        corrupt = packed[:200] + bytes(40) + packed[240:]
+        for data, cause in ((packed[:-100], EOFError), (corrupt, (zlib.error, OSError))):
+            with gzip.open(io.BytesIO(data)) as file:
+                assert isinstance(refusal(file).__cause__, cause)
+        with gzip.open(io.BytesIO(packed)) as file:
+            assert load_picture(file).width == 20
+
+    def test_objects_that_misbehave_are_refused(self) -> None:
+        class Everything:
+            def __getattr__(self, name: str) -> object:
+                raise RuntimeError(name)
+
+        class Nowhere:
+            def __init__(self, path: object) -> None:
+                self.path = path
+
+            def __fspath__(self) -> Any:
+                if isinstance(self.path, Exception):
+                    raise self.path
+                return self.path
+
+        class NotCallable:
+            read = 7
+
+        for picture in (Everything(), Nowhere(7), Nowhere(RuntimeError("gone")), NotCallable()):
+            assert refusal(picture, index=4).index == 4
+        assert "gone" in str(refusal(Nowhere(RuntimeError("gone"))))
+        released = memoryview(b"abc")
+        released.release()
+        assert refusal(released).detected == "a released memoryview"
+
+    def test_a_file_in_text_mode_is_told_to_be_opened_in_binary_mode(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.jpg"
+        path.write_bytes(encode(Image.fromarray(noise(8, 8)), "JPEG"))
+        with path.open(encoding="utf-8") as file:
+            error = refusal(file)
+        assert "mode 'rb'" in str(error)
+        assert "codec" not in str(error)
+
+
+class TestTime:
+    """Small files that made Pillow busy for seconds, or minutes."""
+
+    @pytest.mark.parametrize("filler", [b" ", b"#", b"#\n", b"\n"])
+    @pytest.mark.parametrize("magic", [b"P6", b"P5", b"P4", b"P3", b"P1", b"Pf"])
+    def test_a_ppm_with_an_endless_header_is_refused_at_once(self, magic: bytes, filler: bytes) -> None:
+        start_s = time.thread_time()
+        assert refusal(magic + b"\n" + filler * 1_000_000).detected == "a PPM picture, damaged"
+        assert time.thread_time() - start_s < 1
+
+    def test_comments_of_a_ppm_are_skipped(self) -> None:
+        assert first_pixel(b"P6 # 255 #\n# a\r1 1\n#" + b"x" * 3000 + b"\n255\n" + bytes([1, 2, 3])) == (1, 2, 3)
+        plain = b"P3 # a\n" + b"#" * 9000 + b"\n1 1 255\n#" + b"#\n" * 500_000 + b" 1 # b\n2#c\n 3"
+        start_s = time.thread_time()
+        assert first_pixel(plain) == (1, 2, 3)
+        assert time.thread_time() - start_s < 1
+        assert load_picture(b"P6 60 60 255\n" + b"#" * 10800).width == 60
+        assert load_picture(b"P4 99 999\n" + b" " * 13 * 999).width == 99
+
+    def test_a_jpeg_that_declares_more_than_its_bytes_can_hold_is_refused_at_once(self) -> None:
+        data = bytearray(encode(Image.fromarray(noise(64, 64)), "JPEG"))
+        size = data.index(b"\xff\xc0") + 5
+        data[size : size + 4] = struct.pack(">HH", 9000, 9000)
+        assert "cannot hold the 9000x9000" in str(refusal(bytes(data)))
+        data[size : size + 4] = struct.pack(">HH", 60000, 60000)
+        assert refusal(bytes(data)).detected == "too many pixels"
+
+    @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"optimize": True}, {"quality": 1}])
+    def test_flat_jpegs_are_far_from_that_bound(self, options: dict[str, Any]) -> None:
+        for mode in ("L", "RGB"):
+            data = encode(Image.new(mode, (3000, 3000), "grey"), "JPEG", **options)
+            assert load_picture(data).width == 3000
+            assert 3000 * 3000 / len(data) < 300
+
+    def test_a_flat_jpeg_of_the_largest_size_passes(self) -> None:
+        data = encode(Image.new("L", (10_000, 10_000), 128), "JPEG", optimize=True)
+        assert load_picture(data).pixels.shape == (10_000, 10_000, 3)
+
+    def test_a_flood_of_scans_is_refused_but_a_video_after_the_picture_is_not(self) -> None:
+        data = encode(Image.fromarray(noise(16, 16, 1)[:, :, 0]), "JPEG", progressive=True)
+        start = data.rindex(b"\xff\xda")
+        scan = data[start : data.rindex(b"\xff\xd9")]
+        assert "scans" in str(refusal(data[:start] + scan * 101 + data[start:]))
+        hidden = b"\xff\xfe\0\x04\xff\xd9"  # a comment that looks like the end
+        assert "scans" in str(refusal(data[:start] + hidden + scan * 101 + data[start:]))
+        assert load_picture(data + b"\xff\xda" * 1000).width == 16
+
+    def test_junk_between_the_segments_of_a_jpeg_costs_no_time(self) -> None:
+        image = Image.fromarray(noise(16, 16))
+        data = encode(image, "JPEG")
+        start_s = time.thread_time()
+        for junk in (bytes(8_000_000), b"\xff" * 8_000_000, b"\xff\0" * 4_000_000):
+            frame = load_picture(data[:2] + b"\xff\xfe\0\2" + junk + data[2:])
+            assert np.array_equal(frame.pixels, load_picture(data).pixels)
+        assert "segments" in str(refusal(data[:2] + b"\xff\xfe\0\2" * 2_000_000 + data[2:]))
+        assert time.thread_time() - start_s < 2
 
 
 class TestLimits:
@@ -479,6 +628,20 @@ class TestSources:
         path.write_bytes(path.read_bytes()[:-600])
         with Image.open(path) as image:
             assert re.search(r"a\.jpg.*damaged", str(refusal(image)))
+
+    def test_a_closed_pillow_image_is_called_closed(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.png"
+        path.write_bytes(encode(Image.fromarray(noise(8, 8))))
+        with Image.open(path) as unread:
+            pass
+        loaded = Image.new("RGB", (8, 8))
+        loaded.close()
+        with path.open("rb") as file:
+            fileless = Image.open(file)
+        for image in (unread, loaded, fileless):
+            error = refusal(image)
+            assert error.detected == "a closed Pillow image"
+            assert "damaged" not in str(error)
 
     def test_times_come_from_the_moment_of_reading(self) -> None:
         first, second = load_picture(noise(2, 2)), load_picture(noise(2, 2))

@@ -194,7 +194,7 @@ class TestSandbox:
             "{{ lipsum.__globals__['os'] }}",
             "{{ 'x' * 10000000000 }}",
             "{{ 10000000000 * [1] }}",
-            "{{ 9 ** 9 ** 9 }}",
+            "{{ 9 ** 99999999 }}",
             "{{ '%9999999999d' % 1 }}",
             "{% for a in range(2000) %}{% for b in range(2000) %}xxxx{% endfor %}{% endfor %}",
             "{{ range(10000000) }}",
@@ -202,6 +202,34 @@ class TestSandbox:
             "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
             "{% include '/etc/passwd' %}",
             "{{ 1 / 0 }}",
+            "{% set n = namespace(s=7) %}{% for i in range(40) %}{% set n.s = n.s * n.s %}{% endfor %}x",
+            "{% set n = namespace(s='aa') %}{% for i in range(40) %}{% set n.s = n.s ~ n.s %}{% endfor %}x",
+            "{% set n = namespace(s='aa') %}{% for i in range(40) %}{% set n.s = n.s + n.s %}{% endfor %}x",
+            "{% set n = namespace(s=1) %}{% for i in range(40) %}{% set n.s = [n.s, n.s] %}{% endfor %}{{ n.s }}",
+            "{% set n = namespace(s=1) %}{% for i in range(40) %}{% set n.s = (n.s, n.s) %}{% endfor %}{{ {n.s: 1} }}",
+            "{% set n = namespace(s=1) %}{% for i in range(40) %}{% set n.s = (n.s, n.s) %}{% endfor %}{{ {}[n.s] }}",
+            "{{ 'a' | center(2000000000) }}",
+            "{{ 'a'.center(2000000000) }}",
+            "{{ ['a', 'b'] | map('center', 2000000000) | list }}",
+            "{{ '{:>1000000000}'.format(1) }}",
+            "{{ '{:{w}}'.format(1, w=1000000000) }}",
+            "{{ '%*d' | format(1000000000, 1) }}",
+            "{% set s = 'a' * 99999 %}{{ s.replace('a', s) }}",
+            "{% set s = 'a' * 99999 %}{{ s | replace('', s) }}",
+            "{% set s = 'a' * 99999 %}{{ s.join([s] * 100) }}",
+            "{% set s = 'a' * 99999 %}{{ ([s] * 100) | join }}",
+            "{% set n = namespace(s='a' * 99999) %}{{ ([n] * 100) | join('', attribute='s') }}",
+            "{% set s = '\n' * 99999 %}{{ s | indent(99999) }}",
+            "{{ ('a' * 9999).translate({97: 'b' * 9999}) }}",
+            "{{ 'abc'.encode() }}",
+            "{{ strftime_now('%100000000d') }}",
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}x",
+            "{% for a in range(99999) %}{% for b in range(99999) if false %}{% endfor %}{% endfor %}x",
+            "{% macro m(k) %}{% if k %}{{ m(k - 1) }}{{ m(k - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+            "{% set s = 'a' * 500000 %}{% for i in range(99999) %}{% set x = s[1:] %}{% endfor %}x",
+            "{% set s = 'a' * 500000 %}{% for i in range(99999) %}{{ '' if s + '' == s[:] }}{% endfor %}x",
+            "{% for i in range(99999) %}{% set x %}" + "abcdefghij" * 9999 + "{% endset %}{% endfor %}x",
+            "x" * 300000,
         ],
     )
     def test_a_hostile_template_is_a_model_error_and_soon(self, spec: ModelSpec, template: str) -> None:
@@ -209,6 +237,17 @@ class TestSandbox:
         with pytest.raises(ModelError):
             rendered(spec, template, user(""))
         assert time.monotonic() - started_s < 5
+
+    def test_a_long_conversation_has_steps_enough(self, spec: ModelSpec) -> None:
+        template = (
+            "{% set n = namespace(turns=0) %}{% for message in messages %}"
+            "{% if not loop.last and loop.index0 != messages | length %}{% set n.turns = n.turns + 1 %}{% endif %}"
+            "{{ '<|im_start|>' + message['role'] + '\n' }}"
+            "{% for part in message.content if part.type == 'text' %}{{ part.text | trim }}{% endfor %}"
+            "{% endfor %}{{ n.turns }}"
+        )
+        text = rendered(spec, template, *[user("a"), Message("assistant", ("b",))] * 1500)
+        assert text.endswith("b2999")
 
 
 def test_templates_load_jinja_only_when_one_is_compiled() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_vl.engine import LaneOptions
+from edge_vl.environment import disable_onnxruntime_telemetry
 from edge_vl.errors import EngineUnavailable, ModelError
 from edge_vl.machine import usable_cores
 
@@ -67,11 +68,12 @@ class Session:
 
 
 def import_onnxruntime() -> Any:
-    """Import the backend: the only place that does.
+    """Import the backend: the only place that does. Its telemetry is switched off, before the import and after it.
 
     Raises:
         EngineUnavailable: it is missing or does not load.
     """
+    disable_onnxruntime_telemetry()
     try:
         onnxruntime: Any = importlib.import_module("onnxruntime")
     except (ImportError, OSError) as error:  # OSError: a library that it needs is missing or built for another CPU
