@@ -71,13 +71,16 @@ def cache_dir() -> Path:
     return folder
 
 
-def disable_onnxruntime_telemetry() -> None:
+def disable_onnxruntime_telemetry() -> bool:
     """Keep ONNX Runtime from writing and sending usage data, unless the user has decided about that already.
 
     It reads the variable while it is imported; from version 1.32 on it would otherwise make files in the user's cache
     folder and open a connection then.
+
+    Returns:
+        Whether it is off.
     """
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    return os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1") == "1"
 
 
 def _read_cache_dir(variables: Mapping[str, str]) -> Path | None:

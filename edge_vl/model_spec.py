@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edge_vl.config_values import parse_json_object, section
 from edge_vl.errors import ModelError
 
 __all__ = ["ModelSpec", "read_model_spec"]
@@ -23,7 +23,7 @@ class ModelSpec:
         name: short name, or the folder's name.
         path: the folder.
         family: `model_type` of its configuration, such as `idefics3` or `smolvlm`.
-        config: `config.json`.
+        config: `config.json`; `text_config` and `vision_config` are objects where they are there.
         preprocessor: `preprocessor_config.json`.
         generation: `generation_config.json`, empty if there is none.
         chat_template: text of the Jinja template.
@@ -58,6 +58,8 @@ def read_model_spec(folder: Path, *, name: str = "") -> ModelSpec:
     family = config.get("model_type")
     if not isinstance(family, str):
         raise ModelError(f"{folder / 'config.json'} has no model_type", file=str(folder / "config.json"))
+    for key in ("text_config", "vision_config"):
+        section(config, key, folder / "config.json")
     tokenizer_file = folder / "tokenizer.json"
     if not tokenizer_file.is_file():
         raise ModelError(f"{folder} has no tokenizer.json", file=str(tokenizer_file))
@@ -89,7 +91,8 @@ def _read_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> st
             return template
         if isinstance(template, list):  # older files: one template per use
             for entry in template:
-                if isinstance(entry, dict) and entry.get("name") == "default":
+                is_default = isinstance(entry, dict) and entry.get("name") == "default"
+                if is_default and isinstance(entry.get("template"), str):
                     return str(entry["template"])
     raise ModelError(f"{folder} has no chat template (chat_template.jinja)", file=str(text))
 
@@ -97,13 +100,7 @@ def _read_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> st
 def _read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
     if optional and not path.exists():
         return {}
-    try:
-        value = json.loads(_read_text(path))
-    except ValueError as error:
-        raise ModelError(f"{path} is not valid JSON: {error}", file=str(path)) from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} should hold a JSON object, not {type(value).__name__}", file=str(path))
-    return value
+    return parse_json_object(_read_text(path), path)
 
 
 def _read_text(path: Path) -> str:

@@ -16,7 +16,17 @@ MAX_SIZE = 1 << 20
 _MAX_DEPTH = 64
 _MAX_BITS = 1 << 14
 _SIZE_OF_A_STEP = 256
-_CONTAINERS = (list, tuple, set, frozenset, KeysView, ValuesView, ItemsView, type({}.keys()), type({}.values()))
+_CONTAINERS: tuple[type, ...] = (
+    list,
+    tuple,
+    set,
+    frozenset,
+    KeysView,
+    ValuesView,
+    ItemsView,
+    type({}.keys()),
+    type({}.values()),
+)
 
 
 class Budget:

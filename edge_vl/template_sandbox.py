@@ -73,7 +73,7 @@ def compile_template(source: str) -> Callable[[Mapping[str, Any]], str]:
 class _Metered(NodeTransformer):
     """Makes a template pay: what can run more than once by its length, what looks into a value by the value's size."""
 
-    def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:  # noqa: N802  (Jinja's names)
+    def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:
         """Count iterations, those that a condition leaves out as well."""
         self._with_step(node)
         if node.test is not None:
@@ -87,9 +87,9 @@ class _Metered(NodeTransformer):
         node.body.insert(0, jinja2.nodes.ExprStmt(_step(1 + num_nodes // 64 + num_characters // 256)))
         return node  # type: ignore[no-any-return]
 
-    visit_Macro = visit_CallBlock = visit_Block = visit_FilterBlock = _with_step  # noqa: N815
+    visit_Macro = visit_CallBlock = visit_Block = visit_FilterBlock = _with_step
 
-    def visit_Compare(self, node: jinja2.nodes.Compare) -> jinja2.nodes.Node:  # noqa: N802
+    def visit_Compare(self, node: jinja2.nodes.Compare) -> jinja2.nodes.Node:
         """Charge for both sides, unless it is a test for equality with something written in the template."""
         self.generic_visit(node)
         sides = [node.expr, *(operand.expr for operand in node.ops)]
@@ -100,18 +100,18 @@ class _Metered(NodeTransformer):
                 operand.expr = _charged(operand.expr)
         return node
 
-    def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Node:  # noqa: N802
+    def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Node:
         """Charge for the parts and the whole."""
         self.generic_visit(node)
         node.nodes = [_charged(part) for part in node.nodes]
         return _charged(node)
 
-    def visit_Getitem(self, node: jinja2.nodes.Getitem) -> jinja2.nodes.Node:  # noqa: N802
+    def visit_Getitem(self, node: jinja2.nodes.Getitem) -> jinja2.nodes.Node:
         """Charge for slices, which are copies."""
         self.generic_visit(node)
         return _charged(node) if isinstance(node.arg, jinja2.nodes.Slice) else node
 
-    def visit_Pair(self, node: jinja2.nodes.Pair) -> jinja2.nodes.Node:  # noqa: N802
+    def visit_Pair(self, node: jinja2.nodes.Pair) -> jinja2.nodes.Node:
         """Charge for the keys of a dictionary, which are hashed."""
         self.generic_visit(node)
         node.key = _charged(node.key)
@@ -175,7 +175,7 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
         budget.check(sum(sizes))
         return super().call_binop(context, operator, left, right)
 
-    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805  (as in Jinja)
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Call something unless the result could be huge."""
         budget = __self._budget
         args = tuple(__self._listed(argument) for argument in args)
@@ -234,7 +234,7 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
 
         return bounded
 
-    def _bounded_test(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _bounded_test(self, function: Any) -> Callable[..., Any]:
         budget = self._budget
 
         @functools.wraps(function)

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from edge_vl.config_values import parse_json_object
 from edge_vl.errors import ModelError
 from edge_vl.model_spec import ModelSpec
 from edge_vl.template import MarkerRule
@@ -45,7 +46,7 @@ class HFTokenizer:
         ids = {text: token_id for token_id, text in pieces.items()} | {
             text: entry["id"] for text, entry in added.items()
         }
-        named = _named_tokens(spec.tokenizer_config)
+        named = _named_tokens(spec)
         self._eos = self._find_eos(spec, ids)
         controls = {text: entry["id"] for text, entry in added.items() if entry["special"] or not text.isspace()}
         controls |= {text: ids[text] for text in named if text in ids}
@@ -110,10 +111,11 @@ class HFTokenizer:
 
     def _read(self, spec: ModelSpec) -> dict[str, Any]:
         try:
-            rules = json.loads(spec.tokenizer_file.read_text(encoding="utf-8"))
+            text = spec.tokenizer_file.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise ModelError(f"{self._file} cannot be read: {error}", file=self._file) from error
-        if not isinstance(rules, dict) or not isinstance(rules.get("model"), dict):
+        rules = parse_json_object(text, spec.tokenizer_file)
+        if not isinstance(rules.get("model"), dict):
             raise ModelError(f"{self._file} is not a tokenizer of the tokenizers library", file=self._file)
         return rules
 
@@ -123,16 +125,19 @@ class HFTokenizer:
             return read()
         except ModelError:
             raise
-        except Exception as error:
+        except BaseException as error:
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise  # a person's Ctrl-C; a panic of the library derives from BaseException too
             raise ModelError(f"{self._file} cannot be used: {error!r}", file=self._file) from error
 
     def _find_eos(self, spec: ModelSpec, ids: Mapping[str, int]) -> frozenset[int]:
         text_config = spec.config.get("text_config")
         places = (spec.generation, spec.config, text_config if isinstance(text_config, Mapping) else {})
         values: Any = next((place["eos_token_id"] for place in places if place.get("eos_token_id") is not None), [])
-        found = set(values) if isinstance(values, list) else {values}
-        if any(isinstance(value, bool) or not isinstance(value, int) or value < 0 for value in found):
+        entries: list[Any] = values if isinstance(values, list) else [values]
+        if any(isinstance(value, bool) or not isinstance(value, int) or value < 0 for value in entries):
             raise ModelError(f"{spec.path}: eos_token_id is {values!r}, not ids", file=str(spec.path))
+        found = set(entries)
         own = _token_text(spec.tokenizer_config.get("eos_token"))
         if own in ids:
             found.add(ids[own])
@@ -146,10 +151,14 @@ def _token_text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _named_tokens(config: Mapping[str, Any]) -> set[str]:
+def _named_tokens(spec: ModelSpec) -> set[str]:
+    config = spec.tokenizer_config
     named = {_token_text(config.get(name)) for name in _NAMED_TOKENS}
     for key in ("additional_special_tokens", "extra_special_tokens"):
         values = config.get(key)
+        if values is not None and not isinstance(values, (Mapping, list)):
+            file = str(spec.path / "tokenizer_config.json")
+            raise ModelError(f"{file}: {key} should be a list or an object, not {values!r:.80}", file=file)
         entries: Iterable[Any] = values.values() if isinstance(values, Mapping) else values or ()
         named |= {_token_text(entry) for entry in entries}
     return named - {""}

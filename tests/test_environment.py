@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from edge_vl.environment import cache_dir, read_environment
+from edge_vl.environment import cache_dir, disable_onnxruntime_telemetry, read_environment
 from edge_vl.errors import RequestError
 
 
@@ -107,3 +108,15 @@ def test_an_unknown_instruction_set_is_an_error_with_a_hint(value: str, hint: st
 def test_an_unknown_variable_is_an_error_with_a_hint(name: str, hint: str) -> None:
     with pytest.raises(RequestError, match=f"unknown environment variable {name}; {hint}"):
         read_environment({name: "1"})
+
+
+@pytest.mark.parametrize(("value", "is_off"), [(None, True), ("1", True), ("0", False)])
+def test_telemetry_is_off_unless_the_user_wants_it(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, is_off: bool
+) -> None:
+    monkeypatch.setenv("ORT_DISABLE_TELEMETRY", value or "")
+    if value is None:
+        monkeypatch.delenv("ORT_DISABLE_TELEMETRY")
+
+    assert disable_onnxruntime_telemetry() is is_off
+    assert os.environ["ORT_DISABLE_TELEMETRY"] == (value or "1")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edge_vl import ModelError
+from edge_vl import ModelError, RequestError
 from edge_vl.families import family_of
 from edge_vl.model_spec import read_model_spec
 from edge_vl.models import find_model, model_names
@@ -40,7 +40,7 @@ def test_a_missing_file_is_named(model_folder: Path, name: str) -> None:
     assert caught.value.file.endswith(name)
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff\xfe", b""])
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff\xfe", b"", b"[" * 200_000, b'{"a":' * 200_000])
 def test_a_broken_file_is_named(model_folder: Path, content: bytes) -> None:
     (model_folder / "config.json").write_bytes(content)
     with pytest.raises(ModelError, match=r"config\.json"):
@@ -86,3 +86,32 @@ def test_a_name_that_is_nearly_right_gets_a_hint() -> None:
         find_model("no/such/model")
     with pytest.raises(ModelError, match="not a folder"):
         find_model(__file__)
+
+
+@pytest.mark.parametrize("key", ["text_config", "vision_config"])
+@pytest.mark.parametrize("value", [5, "x", None, [1]])
+def test_a_part_that_is_no_object_is_named(model_folder: Path, key: str, value: object) -> None:
+    edit(model_folder, "config.json", **{key: value})
+    with pytest.raises(ModelError, match=rf"config\.json: {key} should be an object"):
+        read_model_spec(model_folder)
+
+
+@pytest.mark.parametrize("entry", [{"name": "default"}, {"name": "default", "template": 5}, 5])
+def test_a_chat_template_without_its_text_is_missing(model_folder: Path, entry: object) -> None:
+    (model_folder / "chat_template.jinja").unlink()
+    (model_folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": [entry]}))
+    with pytest.raises(ModelError, match="no chat template"):
+        read_model_spec(model_folder)
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "~no-such-user-here/x", "a\0b"])
+def test_a_name_that_no_folder_can_have_is_a_model_error(name: str) -> None:
+    with pytest.raises(ModelError, match=r"cannot be a folder|neither a model"):
+        find_model(name)
+
+
+@pytest.mark.parametrize("name", [None, 5, b"bundled", ["bundled"]])
+def test_what_is_no_name_is_a_request_error(name: Any) -> None:
+    with pytest.raises(RequestError, match="a text or a path") as caught:
+        find_model(name)
+    assert caught.value.field == "model"

@@ -249,3 +249,42 @@ def test_the_bundled_tokenizer_is_read() -> None:
     assert tokenizer.eos_token_ids == {tokenizer.special_tokens["<end_of_utterance>"]}
     assert tokenizer.vocab_size == 1 + max(tokenizer.special_tokens.values())
     assert joined(tokenizer, tokenizer.encode_text("What is <image>?")) == b"What is <image>?"
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, [{"a": 1}], [[1]], "x", True])
+def test_ends_that_cannot_be_ids_are_refused_whatever_they_are(spec: ModelSpec, value: object) -> None:
+    with pytest.raises(ModelError, match="eos_token_id"):
+        HFTokenizer(replace(spec, generation={"eos_token_id": value}))
+
+
+@pytest.mark.parametrize("key", ["additional_special_tokens", "extra_special_tokens"])
+@pytest.mark.parametrize("value", [5, True, "x"])
+def test_special_tokens_that_are_no_list_are_refused(spec: ModelSpec, key: str, value: object) -> None:
+    with pytest.raises(ModelError, match=rf"tokenizer_config\.json: {key}"):
+        HFTokenizer(replace(spec, tokenizer_config={**spec.tokenizer_config, key: value}))
+
+
+def test_a_panic_of_the_library_is_a_model_error(tmp_path: Path) -> None:
+    content = make_tokenizer_json()
+    content["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        written(tmp_path, content)
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_while_a_tokenizer_is_read_passes(
+    spec: ModelSpec, monkeypatch: pytest.MonkeyPatch, interrupt: type[BaseException]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise interrupt
+
+    monkeypatch.setattr("edge_vl.tokenizer._plain_tokenizer", interrupted)
+    with pytest.raises(interrupt):
+        HFTokenizer(spec)
+
+
+def test_a_tokenizer_nested_without_end_is_a_model_error(spec: ModelSpec, tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer.json"
+    file.write_text("[" * 200_000)
+    with pytest.raises(ModelError, match="not valid JSON"):
+        HFTokenizer(replace(spec, tokenizer_file=file))

@@ -54,8 +54,9 @@ def info(
 
 def model_facts(model: ModelSpec) -> dict[str, Any]:
     """Collect what there is to know about a model without loading it."""
-    text = model.config.get("text_config", {})
-    vision = model.config.get("vision_config", {})
+    text: Mapping[str, Any] = model.config.get("text_config") or {}
+    vision: Mapping[str, Any] = model.config.get("vision_config") or {}
+    size = model.preprocessor.get("size")
     files = sorted(path for path in model.path.rglob("*") if path.is_file())
     return {
         "name": model.name,
@@ -81,7 +82,7 @@ def model_facts(model: ModelSpec) -> dict[str, Any]:
                 ("patch", "patch_size"),
             )
         },
-        "longest_edge": model.preprocessor.get("size", {}).get("longest_edge"),
+        "longest_edge": size.get("longest_edge") if isinstance(size, Mapping) else None,
         "engines": {name: dict(facts) for name, facts in _engine_facts(model)},
         "files": [{"name": str(path.relative_to(model.path)), "bytes": path.stat().st_size} for path in files],
     }

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from edge_vl.config_values import flag, section, whole_number
 from edge_vl.engine import Tokenizer
 from edge_vl.errors import ImageError, ModelError, RequestError
 from edge_vl.frame import Frame
@@ -29,6 +30,7 @@ __all__ = ["Idefics3", "TileSettings"]
 MAX_TILES = 256
 """Of one picture, whatever the settings say."""
 
+_MAX_CONFIGURED_SIDE = 65_535
 _MAX_SIDE = 4096  # of a resized picture, fixed in transformers
 _RULES = ExactnessRules(
     encode_unit="tile", prefill_cut="any", text_prefix_ok=True, tile_order="thumbnail_last", rollback="any"
@@ -230,24 +232,16 @@ def _resized(image: Image.Image, size: tuple[int, int], resample: Image.Resampli
 
 
 def _read_settings(spec: ModelSpec) -> TileSettings:
-    file = str(spec.path / "preprocessor_config.json")
+    path = spec.path / "preprocessor_config.json"
+    file = str(path)
+    defaults = {"size": {"longest_edge": 4 * 364}, "max_image_size": {"longest_edge": 364}}
+    settings_read = {**defaults, **spec.preprocessor}
 
-    def side(mapping: object, key: str) -> int:
-        value = mapping.get(key) if isinstance(mapping, Mapping) else None
-        if value is None:
-            return 0
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 65_535:
-            raise ModelError(f"{file}: {key} should be a number of pixels, not {value!r}", file=file)
-        return value
+    def side(mapping: Mapping[str, Any], key: str) -> int:
+        return whole_number(mapping, key, path, low=1, high=_MAX_CONFIGURED_SIDE)
 
-    def flag(key: str) -> bool:
-        value = spec.preprocessor.get(key, True)
-        if not isinstance(value, bool):
-            raise ModelError(f"{file}: {key} should be true or false, not {value!r}", file=file)
-        return value
-
-    size = spec.preprocessor.get("size", {"longest_edge": 4 * 364})
-    tile_side = side(spec.preprocessor.get("max_image_size", {"longest_edge": 364}), "longest_edge")
+    size = section(settings_read, "size", path)
+    tile_side = side(section(settings_read, "max_image_size", path), "longest_edge")
     longest_edge = side(size, "longest_edge")
     fixed = (side(size, "height"), side(size, "width"))
     if not tile_side or not (longest_edge or all(fixed)):
@@ -256,9 +250,10 @@ def _read_settings(spec: ModelSpec) -> TileSettings:
         )
     try:
         resample = Image.Resampling(spec.preprocessor.get("resample", Image.Resampling.LANCZOS))
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ModelError(f"{file}: resample is not a filter of Pillow: {error}", file=file) from error
-    settings = TileSettings(tile_side, longest_edge, fixed, flag("do_resize"), flag("do_image_splitting"), resample)
+    do_resize, do_split = (flag(settings_read, key, path, default=True) for key in ("do_resize", "do_image_splitting"))
+    settings = TileSettings(tile_side, longest_edge, fixed, do_resize, do_split, resample)
     largest = min(longest_edge, _MAX_SIDE) if longest_edge else max(fixed)
     if settings.do_resize and settings.do_split and math.ceil(largest / tile_side) ** 2 > MAX_TILES:
         raise ModelError(f"{file}: up to {largest} pixels in tiles of {tile_side} are more than {MAX_TILES}", file=file)
@@ -267,20 +262,19 @@ def _read_settings(spec: ModelSpec) -> TileSettings:
 
 def _read_tokens_per_unit(spec: ModelSpec, tile_side: int) -> int:
     """Compute how many image tokens the model makes of a tile: its patches after pixel shuffle."""
-    file = str(spec.path / "config.json")
-    vision = spec.config.get("vision_config")
-    patch: Any = vision.get("patch_size", 32) if isinstance(vision, Mapping) else 32
-    factor: Any = spec.config.get("scale_factor", 2)
-    if not all(isinstance(value, int) and value >= 1 for value in (patch, factor)):
-        raise ModelError(f"{file}: patch_size is {patch!r} and scale_factor {factor!r}", file=file)
-    num_patches = tile_side // int(patch)
+    path = spec.path / "config.json"
+    file = str(path)
+    vision = section(spec.config, "vision_config", path)
+    patch = whole_number(vision, "patch_size", path, low=1, high=_MAX_CONFIGURED_SIDE, default=32)
+    factor = whole_number(spec.config, "scale_factor", path, low=1, high=_MAX_CONFIGURED_SIDE, default=2)
+    num_patches = tile_side // patch
     if not num_patches or num_patches % factor:
         raise ModelError(
             f"{file}: a tile of {tile_side} pixels has {num_patches} patches a side, which scale_factor {factor} "
             "does not divide",
             file=file,
         )
-    return int(num_patches // factor) ** 2
+    return (num_patches // factor) ** 2
 
 
 def _marker(spec: ModelSpec, name: str, usual: str) -> str:

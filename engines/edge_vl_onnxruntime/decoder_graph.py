@@ -25,6 +25,7 @@ _COUNTS = ("num_logits_to_keep", "logits_to_keep")
 _TOTALS = ("total_sequence_length",)
 _PASTS = ("past_sequence_length", "past_seq_len")
 _SEQLENS = ("seqlens_k",)
+_MAX_SIZE = 1 << 24  # of any dimension
 _POSITIONS = ("position_ids", "cache_position")
 _ROLES = {
     "inputs_embeds": "embeds",
@@ -170,9 +171,11 @@ def _shape_of(session: Session, name: str) -> Sequence[Any]:
 def _size(session: Session, dimension: object, what: str, fallback: object) -> int:
     """Return a dimension that is a number in the graph, or else in the configuration."""
     for candidate in (dimension, fallback):
-        if isinstance(candidate, int) and candidate > 0:
+        if isinstance(candidate, int) and not isinstance(candidate, bool) and 0 < candidate <= _MAX_SIZE:
             return candidate
-    raise _mismatch(session, f"leaves its {what} open ({dimension}) and config.json does not say it either")
+    raise _mismatch(
+        session, f"leaves its {what} open ({dimension}) and config.json does not say it in a way that makes sense"
+    )
 
 
 def _names(entries: Mapping[tuple[int, str], object]) -> str:

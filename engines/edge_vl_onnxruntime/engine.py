@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_vl.engine import EngineStatus, ImageEmbeds, LaneOptions, LanguageModel, LanguageSpec, VisionEncoder
+from edge_vl.config_values import whole_number
+from edge_vl.engine import EngineStatus, ImageEmbeds, LaneOptions, LanguageModel, LanguageSpec, Tokenizer, VisionEncoder
 from edge_vl.environment import read_environment
 from edge_vl.errors import EngineFault, EngineUnavailable, ModelError
 from edge_vl.model_spec import ModelSpec
@@ -19,12 +20,21 @@ from edge_vl_onnxruntime.embedding import Embedding
 from edge_vl_onnxruntime.files import DECODER, EMBED_TOKENS, VISION_ENCODER, ModelFile, find_file, list_dtypes
 from edge_vl_onnxruntime.language import OnnxLanguageModel
 from edge_vl_onnxruntime.quantize import quantized_vision_file, vision_int8_report
-from edge_vl_onnxruntime.session import ENGINE, INSTALL, Session, available_devices, import_onnxruntime, open_session
+from edge_vl_onnxruntime.session import (
+    ENGINE,
+    INSTALL,
+    Session,
+    available_devices,
+    import_onnxruntime,
+    open_session,
+    reason,
+)
 from edge_vl_onnxruntime.vision import OnnxVisionEncoder
 
 __all__ = ["OnnxRuntimeEngine", "engine"]
 
 _IN_PLACE_OPERATOR = b"GroupQueryAttention"
+_MAX_CONTEXT = 1 << 24
 _SCAN_BYTES = 64 * 1024 * 1024  # a graph's nodes stand before its weights
 
 
@@ -88,6 +98,7 @@ class OnnxRuntimeEngine:
         one_thread = dataclasses.replace(options, threads=1)  # a lookup has nothing to share out
         embed_session = open_session(embed_file.path, one_thread, fixed_shapes=False)
         embedding = Embedding(embed_session, graph.embeds.dtype, graph.hidden_size)
+        _check_vocabulary(tokenizer, model.tokenizer_file, graph, file.path, embedding, embed_file.path)
         whole = OnnxLanguageModel(decoder, graph, embedding, spec, tokenizer, is_shared=False)
         expected = _probe(whole, decoder)
         if _names_in_place_operator(file.path):
@@ -99,11 +110,30 @@ class OnnxRuntimeEngine:
 
 def _context_length(model: ModelSpec, text: Mapping[str, Any], options: LaneOptions) -> int:
     """Return the model's limit or what is wanted, whichever is smaller."""
-    limit = text.get("max_position_embeddings")
-    if not isinstance(limit, int) or limit < 1:
-        file = model.path / "config.json"
+    file = model.path / "config.json"
+    limit = whole_number(text, "max_position_embeddings", file, low=1, high=_MAX_CONTEXT)
+    if not limit:
         raise ModelError(f"{file} has no text_config.max_position_embeddings", file=str(file))
     return min(limit, options.context_length or limit)
+
+
+def _check_vocabulary(
+    tokenizer: Tokenizer, tokenizer_file: Path, graph: DecoderGraph, decoder: Path, embedding: Embedding, embed: Path
+) -> None:
+    """Refuse a tokenizer with ids that a graph has no row for; spare rows are usual, as padding."""
+    highest = tokenizer.vocab_size - 1
+    if highest >= graph.vocab_size:
+        raise ModelError(
+            f"{tokenizer_file} has ids up to {highest}, and {decoder} a vocabulary of {graph.vocab_size}: "
+            "they are not of one model",
+            file=str(tokenizer_file),
+        )
+    try:
+        embedding.many((highest,))
+    except Exception as error:  # the backend's own errors share no base class
+        raise ModelError(
+            f"{embed} cannot look up {highest}, the highest id of {tokenizer_file}: {reason(error)}", file=str(embed)
+        ) from error
 
 
 def _language_spec(decoder: Session, graph: DecoderGraph, dtype: str, context_length: int) -> LanguageSpec:

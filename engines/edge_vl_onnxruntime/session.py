@@ -68,16 +68,21 @@ class Session:
 
 
 def import_onnxruntime() -> Any:
-    """Import the backend: the only place that does. Its telemetry is switched off, before the import and after it.
+    """Import the backend: the only place that does.
+
+    Its telemetry is switched off before the import, which would begin it, unless `ORT_DISABLE_TELEMETRY` is set to
+    something else.
 
     Raises:
         EngineUnavailable: it is missing or does not load.
     """
-    disable_onnxruntime_telemetry()
+    is_telemetry_off = disable_onnxruntime_telemetry()
     try:
         onnxruntime: Any = importlib.import_module("onnxruntime")
     except (ImportError, OSError) as error:  # OSError: a library that it needs is missing or built for another CPU
         raise EngineUnavailable(ENGINE, f"cannot import onnxruntime: {error}", INSTALL) from error
+    if is_telemetry_off and hasattr(onnxruntime, "disable_telemetry_events"):
+        onnxruntime.disable_telemetry_events()
     return onnxruntime
 
 

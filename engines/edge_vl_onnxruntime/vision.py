@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_vl.config_values import flag, number, numbers, section, whole_number
 from edge_vl.engine import ImageEmbeds, VisionSpec
 from edge_vl.errors import EngineFault, ModelError
 from edge_vl.model_spec import ModelSpec
@@ -17,6 +18,7 @@ from edge_vl_onnxruntime.session import ENGINE, Session, reason
 
 __all__ = ["OnnxVisionEncoder"]
 
+_MAX_SIDE = 65_535
 _MASK_TYPES: Mapping[str, Any] = {"tensor(bool)": np.bool_, "tensor(int64)": np.int64, "tensor(int32)": np.int32}
 
 
@@ -45,9 +47,11 @@ class OnnxVisionEncoder:
                 session, f"gives {output.name} {output.type}{output.shape}, not image embeds of rank 2 or 3"
             )
         self._outputs = [output.name]
-        vision: Mapping[str, Any] = model.config.get("vision_config") or {}
-        size = vision.get("image_size", 0)
-        height, width = (side if isinstance(side, int) else int(size) for side in pixels.shape[-2:])
+        config_file = model.path / "config.json"
+        vision = section(model.config, "vision_config", config_file)
+        size = whole_number(vision, "image_size", config_file, low=1, high=_MAX_SIDE)
+        height, width = (side if isinstance(side, int) else size for side in pixels.shape[-2:])
+        _check_tile(session, model, pixels.shape[-2:])
         hidden = output.shape[-1] if isinstance(output.shape[-1], int) else _text_width(model)
         tokens = output.shape[1] if len(output.shape) == 3 else 0
         if not isinstance(tokens, int) or tokens == 0:
@@ -142,30 +146,50 @@ class OnnxVisionEncoder:
 def _read_preprocessing(model: ModelSpec) -> tuple[float, tuple[float, ...], tuple[float, ...]]:
     """Return the rescale factor, means and deviations."""
     settings = model.preprocessor
-    factor = float(settings.get("rescale_factor", 1 / 255)) if settings.get("do_rescale", True) else 1.0
-    if not settings.get("do_normalize", True):
+    file = model.path / "preprocessor_config.json"
+    factor = number(settings, "rescale_factor", file, default=1 / 255)
+    if not flag(settings, "do_rescale", file, default=True):
+        factor = 1.0
+    if not flag(settings, "do_normalize", file, default=True):
         return factor, (0.0,) * 3, (1.0,) * 3
-    mean, std = settings.get("image_mean", (0.5,) * 3), settings.get("image_std", (0.5,) * 3)
-    if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
-        file = model.path / "preprocessor_config.json"
-        raise ModelError(f"{file}: image_mean and image_std should hold three values, std above 0", file=str(file))
-    return factor, tuple(float(value) for value in mean), tuple(float(value) for value in std)
+    mean = numbers(settings, "image_mean", file, default=(0.5, 0.5, 0.5))
+    std = numbers(settings, "image_std", file, default=(0.5, 0.5, 0.5))
+    if min(std) <= 0:
+        raise ModelError(f"{file}: image_std should be above 0, not {list(std)}", file=str(file))
+    return factor, mean, std
+
+
+def _check_tile(session: Session, model: ModelSpec, sides: Sequence[Any]) -> None:
+    """Refuse settings that cut tiles of another size than the graph is fixed to."""
+    file = model.path / "preprocessor_config.json"
+    largest = section(model.preprocessor, "max_image_size", file)
+    tile_side = whole_number(largest, "longest_edge", file, low=1, high=_MAX_SIDE)
+    fixed = [side for side in sides if isinstance(side, int)]
+    if tile_side and any(side != tile_side for side in fixed):
+        raise ModelError(
+            f"{file}: max_image_size.longest_edge is {tile_side}, and {session.path} takes tiles of "
+            f"{'x'.join(map(str, sides))}: they are not of one model",
+            file=str(file),
+        )
 
 
 def _text_width(model: ModelSpec) -> int:
     """Return the width of a token's embedding."""
-    text: Mapping[str, Any] = model.config.get("text_config") or model.config
-    width = text.get("hidden_size")
-    if not isinstance(width, int):
+    file = model.path / "config.json"
+    text = section(model.config, "text_config", file) or model.config
+    width = whole_number(text, "hidden_size", file, low=1, high=1 << 20)
+    if not width:
         raise ModelError(f"{model.path / 'config.json'} has no text_config.hidden_size", file=str(model.path))
     return width
 
 
 def _tokens_from_config(model: ModelSpec, height: int, width: int) -> int:
     """Return the tokens of a unit after the pixel shuffle, 0 if the configuration does not say."""
-    patch = (model.config.get("vision_config") or {}).get("patch_size")
-    factor = model.config.get("scale_factor")
-    if not isinstance(patch, int) or not isinstance(factor, int) or not patch or not factor:
+    file = model.path / "config.json"
+    vision = section(model.config, "vision_config", file)
+    patch = whole_number(vision, "patch_size", file, low=1, high=_MAX_SIDE)
+    factor = whole_number(model.config, "scale_factor", file, low=1, high=_MAX_SIDE)
+    if not patch or not factor:
         return 0
     return (height // patch // factor) * (width // patch // factor)
 

@@ -58,6 +58,23 @@ def test_models_info_of_an_unknown_model_says_what_is_known(cli: RunCli) -> None
     assert "bundled" in done.err
 
 
+@pytest.mark.parametrize("value", [None, 5, "x", [1]])
+def test_models_info_of_a_broken_model_is_an_answer_or_a_model_error(
+    cli: RunCli, model_folder: Path, value: object
+) -> None:
+    for file, key, code in (
+        ("preprocessor_config.json", "size", 0),
+        ("config.json", "vision_config", 4),
+        ("config.json", "text_config", 4),
+    ):
+        content = json.loads((model_folder / file).read_text())
+        (model_folder / file).write_text(json.dumps({**content, key: value}))
+        done = cli("models", "info", str(model_folder))
+        assert (done.code, "Traceback" in done.err) == (code, False)
+        assert code == 0 or f"{key} should be an object" in done.err
+        (model_folder / file).write_text(json.dumps(content))
+
+
 def test_doctor_finds_this_machine_ready(cli: RunCli) -> None:
     done = cli("doctor")
     assert done.code == 0

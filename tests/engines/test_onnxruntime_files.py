@@ -6,17 +6,21 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
+from onnx import numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from onnxruntime.transformers.float16 import convert_float_to_float16
+from tokenizers import Tokenizer
 
 from edge_vl.engine import LaneOptions
 from edge_vl.errors import EngineUnavailable, ModelError
@@ -24,7 +28,7 @@ from edge_vl.model_spec import ModelSpec
 from edge_vl.plan import ImageUnit, TextChunk
 from edge_vl_onnxruntime import engine as ort_engine
 from edge_vl_onnxruntime.language import OnnxLanguageModel
-from tests.engines.tiny_models import TILE, TinyOptions, write_tiny_model
+from tests.engines.tiny_models import TILE, VOCAB, TinyOptions, write_tiny_model
 
 ONE_THREAD = LaneOptions(threads=1)
 
@@ -175,3 +179,74 @@ def test_importing_the_engine_loads_no_backend_and_running_it_prints_nothing(
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_importing_the_backend_leaves_nothing_in_the_users_folder(tmp_path: Path) -> None:
+    code = "from edge_vl_onnxruntime.session import import_onnxruntime; import_onnxruntime()"
+    environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    environment |= {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
+    assert not list(tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"image_mean": 5},
+        {"image_mean": None},
+        {"image_mean": ["a", "b", "c"]},
+        {"image_std": [0.5, 0.5]},
+        {"image_std": [0.5, 0.5, 0]},
+        {"image_std": [0.5, 0.5, float("nan")]},
+        {"rescale_factor": "x"},
+        {"rescale_factor": float("inf")},
+        {"rescale_factor": 10**400},
+        {"do_rescale": "no"},
+        {"max_image_size": 5},
+    ],
+)
+def test_pixel_settings_that_make_no_sense_are_named(
+    models: Callable[[str], ModelSpec], setting: Mapping[str, Any]
+) -> None:
+    spec = replace(models("plain"), preprocessor=setting)
+    with pytest.raises(ModelError, match=f"preprocessor_config.json: {next(iter(setting))}"):
+        ort_engine.load_vision(spec, ONE_THREAD)
+
+
+def test_tiles_of_another_size_than_the_graph_takes_are_refused_at_load(models: Callable[[str], ModelSpec]) -> None:
+    settings = {"max_image_size": {"longest_edge": TILE}}
+    ort_engine.load_vision(replace(models("plain"), preprocessor=settings), ONE_THREAD).close()
+    settings = {"max_image_size": {"longest_edge": 2 * TILE}}
+    with pytest.raises(ModelError, match=f"is {2 * TILE}, and .* takes tiles of {TILE}x{TILE}"):
+        ort_engine.load_vision(replace(models("plain"), preprocessor=settings), ONE_THREAD)
+
+
+@pytest.mark.parametrize("value", [10**13, True, "x", 0, -1, 2**24 + 1, None, 4.5])
+def test_a_context_that_makes_no_sense_is_refused(models: Callable[[str], ModelSpec], value: object) -> None:
+    spec = models("plain")
+    text = {**spec.config["text_config"], "max_position_embeddings": value}
+    with pytest.raises(ModelError, match="max_position_embeddings"):
+        ort_engine.load_language(replace(spec, config={**spec.config, "text_config": text}), ONE_THREAD)
+
+
+def test_a_tokenizer_with_more_ids_than_the_decoder_is_refused_at_load(
+    copy_model: Callable[[str], ModelSpec],
+) -> None:
+    spec = copy_model("plain")
+    tokenizer = Tokenizer.from_file(str(spec.tokenizer_file))
+    tokenizer.add_special_tokens([f"<extra_{index}>" for index in range(VOCAB)])
+    tokenizer.save(str(spec.tokenizer_file))
+    with pytest.raises(ModelError, match=f"a vocabulary of {VOCAB}: they are not of one model") as caught:
+        ort_engine.load_language(spec, ONE_THREAD)
+    assert caught.value.file == str(spec.tokenizer_file)
+
+
+def test_a_tokenizer_with_more_ids_than_embeddings_is_refused_at_load(copy_model: Callable[[str], ModelSpec]) -> None:
+    spec = copy_model("plain")
+    path = spec.path / "onnx" / "embed_tokens.onnx"
+    graph = onnx.load(path)
+    [weight] = graph.graph.initializer
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight)[:200], weight.name))
+    onnx.save(graph, path)
+    with pytest.raises(ModelError, match=r"embed_tokens\.onnx cannot look up"):
+        ort_engine.load_language(spec, ONE_THREAD)

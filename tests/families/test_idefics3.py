@@ -372,6 +372,9 @@ class TestSettings:
             {"size": {"longest_edge": 4096}},
             {"resample": 9},
             {"resample": "lanczos"},
+            {"resample": [1]},
+            {"size": None},
+            {"size": 5},
             {"do_resize": 1},
             {"do_image_splitting": "yes"},
         ],
@@ -381,7 +384,8 @@ class TestSettings:
             Idefics3(replace(bundled.spec, preprocessor={**bundled.spec.preprocessor, **setting}))
 
     @pytest.mark.parametrize(
-        "setting", [{"scale_factor": 0}, {"scale_factor": 3}, {"vision_config": {"patch_size": "8"}}]
+        "setting",
+        [{"scale_factor": 0}, {"scale_factor": True}, {"scale_factor": 3}, {"vision_config": {"patch_size": "8"}}],
     )
     def test_a_config_that_makes_no_sense_is_a_model_error(self, bundled: Twin, setting: dict[str, Any]) -> None:
         with pytest.raises(ModelError):
