@@ -99,7 +99,7 @@ def _advice(
 ) -> list[str]:
     advice: list[str] = []
     if not engines:
-        advice.append("no engine is installed: pip install 'edge-vl[onnx]'")
+        advice.append("no engine is installed: pip install onnx onnxruntime")
     for name, status in engines.items():
         if not status.is_available:
             command = f": {status.install}" if status.install else ""

@@ -33,7 +33,8 @@ def split_jpeg(data: bytes, limits: PictureLimits) -> tuple[bytes, bytes]:
     Raises:
         UnusablePicture: it has no picture data, more pixels than the limits or its bytes allow, or far too many scans.
     """
-    kept, exif = [b"\xff\xd8"], []
+    kept = [b"\xff\xd8"]
+    exif: list[bytes] = []
     for marker, start, stop in _segments(data):
         if marker == _SOS:
             kept.append(data[start:])

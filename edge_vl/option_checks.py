@@ -10,14 +10,15 @@ from edge_vl.errors import RequestError
 __all__ = ["require_number", "require_text", "require_whole_number"]
 
 
-def require_number(value: Any, field: str, low: float, high: float) -> None:
+def require_number(value: Any, field: str, low: float, high: float, range_text: str = "") -> None:
     """See that an option is a number from `low` to `high`; NumPy's are fine, NaN and True are not.
 
     Raises:
         RequestError: it is not.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not _is_within(value, low, high):
-        raise RequestError(f"{field} must be a number from {low:g} to {high:g}, not {_shown(value)}", field=field)
+        range_text = range_text or f"from {low:g} to {high:g}"
+        raise RequestError(f"{field} must be a number {range_text}, not {_shown(value)}", field=field)
 
 
 def require_whole_number(value: Any, field: str, low: int, high: int | None = None) -> None:

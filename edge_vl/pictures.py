@@ -74,8 +74,8 @@ def load_picture(
     source = _name_source(picture)
     if bgr and isinstance(picture, Image.Image):
         raise RequestError(
-            f"picture {index} ({source}): bgr is about NumPy arrays; a Pillow image must hold its colours in its own "
-            "order, so pass numpy.asarray(image) if they are swapped",
+            f"picture {index + 1} ({source}): bgr is about NumPy arrays; a Pillow image must hold its colours in its "
+            "own order, so pass numpy.asarray(image) if they are swapped",
             field="bgr",
         )
     try:
@@ -84,7 +84,7 @@ def load_picture(
         pixels = _pixels_of(picture, limits, bgr=bgr)
     except UnusablePicture as trouble:
         raise ImageError(
-            f"picture {index} ({source}): {trouble.reason}", index=index, detected=trouble.detected
+            f"picture {index + 1} ({source}): {trouble.reason}", index=index, detected=trouble.detected
         ) from trouble.__cause__
     return Frame(pixels, captured_s, captured_wall_s, source, index)
 

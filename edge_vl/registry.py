@@ -63,7 +63,7 @@ def first_available() -> Engine:
         reasons.append(f"{name}: {status.reason}")
         install = install or status.install
     raise EngineUnavailable(
-        "auto", "; ".join(reasons) or "no engine is installed", install or "pip install 'edge-vl[onnx]'"
+        "auto", "; ".join(reasons) or "no engine is installed", install or "pip install onnx onnxruntime"
     )
 
 

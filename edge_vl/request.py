@@ -56,7 +56,9 @@ class Generation:
         """
         require_whole_number(self.max_tokens, "max_tokens", 1)
         if self.deadline_s is not None:
-            require_number(self.deadline_s, "deadline_s", 1e-9, MAX_DEADLINE_S)
+            require_number(
+                self.deadline_s, "deadline_s", 1e-9, MAX_DEADLINE_S, "above 0 (leave it out for no deadline)"
+            )
         if self.cancel is not None and not callable(getattr(self.cancel, "is_set", None)):
             raise RequestError("cancel must have is_set(), as a threading.Event has", field="cancel")
         if len(self.stop) > MAX_STOP_STRINGS:

@@ -41,10 +41,10 @@ class Sampling:
         Raises:
             RequestError: naming the field and its range.
         """
-        if self.temperature != 0:
-            require_number(self.temperature, "temperature", 0.001, 100)
+        if isinstance(self.temperature, bool) or self.temperature != 0:
+            require_number(self.temperature, "temperature", 0.001, 100, "0, or from 0.001 to 100")
         require_whole_number(self.top_k, "top_k", 0)
-        require_number(self.top_p, "top_p", 1e-6, 1)
+        require_number(self.top_p, "top_p", 1e-6, 1, "above 0 and at most 1")
         require_number(self.min_p, "min_p", 0, 1)
         require_number(self.repetition_penalty, "repetition_penalty", 0.01, 100)
         require_whole_number(self.seed, "seed", 0)

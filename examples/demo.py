@@ -17,19 +17,20 @@ def main() -> int:
     num_asked = num_wrong = 0
     with Runtime.open(model="bundled") as runtime:
         for name, asked in scenes.items():
-            print(f"\n{name}")
+            print(f"\nexamples/pictures/{name}")
             for question, truth in asked.items():
-                print(f"  {question}  ", end="", flush=True)
+                print(f"  Q: {question}\n  A: ", end="", flush=True)
                 stream = runtime.stream(PICTURES / name, question)
                 for token in stream:
                     print(token.text, end="", flush=True)
                 answer = stream.answer
                 first_ms = (answer.timings.first_token_s or 0.0) * 1000
                 verdict = "" if answer.text == truth else f"  WRONG, it is: {truth}"
-                print(f"  [{first_ms:.0f} ms to the first token]{verdict}")
+                print(f"   [first token after {first_ms:.0f} ms]{verdict}")
                 num_asked += 1
                 num_wrong += answer.text != truth
-    print(f"\n{num_asked - num_wrong} of {num_asked} answers are true")
+    print(f"\n{num_asked - num_wrong} of {num_asked} answers are true. Now ask yourself:")
+    print('  . .venv/bin/activate && edge-vl ask examples/pictures/bricks.jpg "Where is the star?"')
     return num_wrong
 
 

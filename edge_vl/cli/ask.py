@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from edge_vl.cli import options
-from edge_vl.cli.output import print_answer, print_timings
+from edge_vl.cli.output import errors_as_json, print_answer, print_timings
 from edge_vl.errors import ImageError, RequestError
 
 __all__ = ["ask", "read_picture"]
@@ -39,42 +41,49 @@ def ask(
     threads: options.Threads = None,
 ) -> None:
     """Ask a question about one or more pictures; the answer streams to standard output."""
-    *names, question = words
-    _check_words(names, question)
-    pictures = [read_picture(name) for name in names]
+    with errors_as_json(is_wanted=as_json):
+        *names, question = words
+        _check_words(names, question)
+        pictures = [read_picture(name) for name in names]
 
-    from edge_vl.runtime import Runtime
+        from edge_vl.runtime import Runtime
 
-    with (
-        Runtime.open(
+        began_s = time.monotonic()
+        with Runtime.open(
             model,
             vision_engine=vision_engine,
             language_engine=language_engine,
             vision_dtype=vision_dtype,
             language_dtype=language_dtype,
             threads=threads,
-        ) as runtime,
-        runtime.stream(
-            pictures,
-            question,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            seed=seed,
-            stop=stop or (),
-            deadline_s=deadline_s,
-        ) as stream,
-    ):
-        if as_json:
-            print(json.dumps(stream.answer.to_dict(), ensure_ascii=False))
-        else:
-            print_answer(stream)
-        if verbose:
-            print_timings(stream.answer)
+        ) as runtime:
+            loaded_s = time.monotonic() - began_s
+            with runtime.stream(
+                pictures,
+                question,
+                max_tokens=max_tokens,
+                temperature=temperature,
+                top_p=top_p,
+                seed=seed,
+                stop=stop or (),
+                deadline_s=deadline_s,
+            ) as stream:
+                if as_json:
+                    print(json.dumps(stream.answer.to_dict(), ensure_ascii=False))
+                else:
+                    print_answer(stream)
+                if verbose:
+                    print_timings(stream.answer, loaded_s=loaded_s)
 
 
-def read_picture(name: str) -> str | bytes:
-    """Return a path as it is, and the bytes of standard input for `-`."""
+class StandardInput(io.BytesIO):
+    """What standard input held; the name stands in error messages."""
+
+    name = "standard input"
+
+
+def read_picture(name: str) -> str | StandardInput:
+    """Return a path as it is, and what standard input holds for `-`."""
     if name != "-":
         return name
     if sys.stdin is None:
@@ -82,7 +91,7 @@ def read_picture(name: str) -> str | bytes:
     data = sys.stdin.buffer.read(MAX_STDIN_BYTES + 1)
     if len(data) > MAX_STDIN_BYTES:
         raise ImageError(f"standard input holds more than {MAX_STDIN_BYTES} bytes", detected="too many bytes")
-    return data
+    return StandardInput(data)
 
 
 def _is_file(text: str) -> bool:
@@ -104,3 +113,6 @@ def _check_words(names: list[str], question: str) -> None:
             f"the last argument is the question, but {question!r} is a picture; give the question behind it",
             field="words",
         )
+    missing = [name for name in names[1:] if name != "-" and not _is_file(name)]
+    if missing and "." not in missing[0]:
+        raise RequestError(f"there is no picture {missing[0]!r}; put the question in quotes", field="words")

@@ -25,11 +25,16 @@ Model = Annotated[str, typer.Option(help="A model's short name, or its folder.")
 MaxTokens = Annotated[int, typer.Option(help="Most tokens of the answer.")]
 Temperature = Annotated[float, typer.Option(help="0 takes the most likely token; larger is freer.")]
 TopP = Annotated[float, typer.Option(help="Keep the most likely tokens up to this probability.")]
-Seed = Annotated[int, typer.Option(help="Equal seeds give equal answers.")]
+Seed = Annotated[int, typer.Option(help="With a temperature: equal seeds give equal answers.")]
 Stop = Annotated[list[str] | None, typer.Option(help="A string that ends the answer; may be given several times.")]
-DeadlineS = Annotated[float | None, typer.Option(help="Seconds until the whole answer must be there.")]
-VisionEngine = Annotated[str, typer.Option(help="Engine that sees.", rich_help_panel="Engines")]
-LanguageEngine = Annotated[str, typer.Option(help="Engine that speaks.", rich_help_panel="Engines")]
-VisionDtype = Annotated[str, typer.Option(help="Precision that sees: fp32, fp16, int8, ...", rich_help_panel="Engines")]
-LanguageDtype = Annotated[str, typer.Option(help="Precision that speaks.", rich_help_panel="Engines")]
-Threads = Annotated[int | None, typer.Option(help="CPU threads of a lane.", rich_help_panel="Engines")]
+DeadlineS = Annotated[
+    float | None,
+    typer.Option(help="Seconds from the question, the model being loaded, until the whole answer must be there."),
+]
+VisionEngine = Annotated[str, typer.Option(help="Engine of the vision encoder.", rich_help_panel="Engines")]
+LanguageEngine = Annotated[str, typer.Option(help="Engine of the language model.", rich_help_panel="Engines")]
+VisionDtype = Annotated[
+    str, typer.Option(help="Precision of the vision encoder: fp32, fp16, int8, ...", rich_help_panel="Engines")
+]
+LanguageDtype = Annotated[str, typer.Option(help="Precision of the language model.", rich_help_panel="Engines")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads of each engine.", rich_help_panel="Engines")]

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from edge_vl.answer import Answer
 from edge_vl.answer_stream import AnswerStream
+from edge_vl.errors import EdgeVLError
 
-__all__ = ["print_answer", "print_timings"]
+__all__ = ["errors_as_json", "print_answer", "print_timings"]
+
+
+@contextmanager
+def errors_as_json(*, is_wanted: bool) -> Iterator[None]:
+    """Print an error as the one JSON object that a script waits for, then let it go on to the exit code."""
+    try:
+        yield
+    except EdgeVLError as error:
+        if is_wanted:
+            facts = {"type": type(error).__name__, "message": str(error)}
+            facts |= {name: getattr(error, name) for name in ("stage", "text") if hasattr(error, name)}
+            print(json.dumps({"error": facts}, ensure_ascii=False))
+        raise
 
 
 def print_answer(stream: AnswerStream) -> None:
@@ -18,8 +35,8 @@ def print_answer(stream: AnswerStream) -> None:
     print(flush=True)
 
 
-def print_timings(answer: Answer) -> None:
-    """Print the trace of an answer to standard error."""
+def print_timings(answer: Answer, *, loaded_s: float) -> None:
+    """Print the trace of an answer to standard error, and how long the model took to load before it."""
     from rich.console import Console
     from rich.table import Table
 
@@ -32,7 +49,7 @@ def print_timings(answer: Answer) -> None:
     spans = [span for span in timings.spans if span.stage != "decode"]
     for span in spans:
         tokens = str(span.num_tokens) if span.num_tokens else ""
-        table.add_row(_ms(span.start_s), _ms(span.duration_s), tokens, f"{span.stage} {span.detail}".rstrip())
+        table.add_row(_ms(span.start_s), _ms(span.duration_s), tokens, f"{span.stage}: {span.detail}".rstrip(": "))
     if timings.first_token_s is not None:
         table.add_row(_ms(timings.first_token_s), "", "", "first token")
     steps = [span for span in timings.spans if span.stage == "decode"]
@@ -46,7 +63,8 @@ def print_timings(answer: Answer) -> None:
     rate = f", {timings.tokens_per_s:.0f} tokens/s" if timings.tokens_per_s else ""
     usage = answer.usage
     console.print(
-        f"{_ms(timings.total_s)} in all{rate}; prompt {usage.prompt_tokens} tokens ({usage.image_tokens} of pictures), "
+        f"{_ms(timings.total_s)} in all, after {_ms(loaded_s)} of loading{rate}\n"
+        f"prompt {usage.prompt_tokens} tokens ({usage.image_tokens} of pictures), "
         f"answer {usage.completion_tokens}; finished by {answer.finish_reason}",
         highlight=False,
     )

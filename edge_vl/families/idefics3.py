@@ -145,7 +145,7 @@ class Idefics3:
         if rows * columns > MAX_TILES:
             found = f"{frame.width}x{frame.height} pixels"
             raise ImageError(
-                f"picture {frame.index} ({frame.source}): {found} would give {rows * columns} tiles and at most "
+                f"picture {frame.index + 1} ({frame.source}): {found} would give {rows * columns} tiles and at most "
                 f"{MAX_TILES} are made; scale it down",
                 index=frame.index,
                 detected=found,

@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 ENGINE = "onnxruntime"
-INSTALL = "pip install 'edge-vl[onnx]'"
+INSTALL = "pip install onnx onnxruntime"
 
 DEVICES = {
     "cpu": "CPUExecutionProvider",
@@ -41,8 +41,8 @@ DEVICES = {
 """Execution provider of each device name."""
 
 _INSTALL_DEVICE = {
-    "cuda": "pip install 'edge-vl[onnx-gpu]'",
-    "tensorrt": "pip install 'edge-vl[onnx-gpu]'",
+    "cuda": "pip uninstall onnxruntime && pip install onnxruntime-gpu",
+    "tensorrt": "pip uninstall onnxruntime && pip install onnxruntime-gpu",
     "openvino": "pip install onnxruntime-openvino",
     "qnn": "pip install onnxruntime-qnn",
     "directml": "pip install onnxruntime-directml",

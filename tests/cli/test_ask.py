@@ -111,7 +111,7 @@ def test_a_signal_ends_with_the_code_for_cancelled(png: Path, number: int) -> No
         ("ask PNG 'What is it?' 2>&-", 0, ""),
         ("ask /nope 'What is it?' 2>&-", 3, ""),
         ("ask PNG " + "\u8fd9\u662f\u4ec0\u4e48" * 40, 0, ""),
-        ("ask PNG What? --model " + "a" * 300, 4, "neither"),
+        ("ask PNG What? --model " + "a" * 300, 4, "cannot be a folder"),
     ],
 )
 def test_odd_streams_and_long_words_are_no_defects(png: Path, line: str, code: int, words: str) -> None:
@@ -123,3 +123,18 @@ def test_odd_streams_and_long_words_are_no_defects(png: Path, line: str, code: i
         assert sign not in done.stderr
     if "2>&-" in line:
         assert b"edge-vl:" not in done.stdout
+
+
+def test_an_error_is_an_object_too_where_json_is_wanted(cli: RunCli, png: Path) -> None:
+    done = cli("ask", str(png), "What is it?", "--json", "--deadline-s", "0.000001")
+    error = json.loads(done.out)["error"]
+    assert done.code == 6
+    assert error["type"] == "DeadlineExceeded"
+    assert error["stage"]
+    assert "deadline" in error["message"]
+
+
+def test_a_question_without_quotes_is_explained(cli: RunCli, png: Path) -> None:
+    done = cli("ask", str(png), "What", "is", "at", "the", "top", "left?")
+    assert done.code == 2
+    assert "quotes" in done.err

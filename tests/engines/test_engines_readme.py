@@ -22,7 +22,8 @@ def test_the_example_passes_its_own_tests_and_runs_in_a_runtime(tmp_path: Path) 
         "from toy_engine import engine\n\n\n"
         "def test_a_runtime_takes_it():\n"
         "    with Runtime.open(language_engine=engine, vision_engine=engine) as runtime:\n"
-        "        assert runtime.language_spec.engine == 'toy'\n"
+        "        answer = runtime.ask(np.zeros((64, 64, 3), np.uint8), 'What?', max_tokens=3)\n"
+        "        assert answer.language_engine == 'toy'\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
