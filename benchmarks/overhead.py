@@ -1,11 +1,13 @@
 """What the ONNX Runtime engine and the whole runtime add to a bare onnxruntime loop, per token and per request.
 
-All three answer the same request in turns, with one thread. Other work on the machine only ever adds time, so what is
-compared are the first quartiles of the durations.
+All three answer the same request in turns, with one thread; medians are compared. The bars are the engine's. What the
+runtime adds on top (two threads, trace, cancelling, text) stands in the table, without the reading and cutting of the
+picture, which the bare loop is spared.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -243,32 +245,33 @@ def run(quick: bool) -> Result:
     language.close()
     table: list[dict[str, str | int | float]] = []
     bars: dict[str, Bar] = {}
+    bare_request_ms = bare_token_ms = 0.0
     for way, rounds in times.items():
-        request_ms = _quartile([one.first_token_ms for one in rounds])
-        token_ms = _quartile([value for one in rounds for value in one.token_ms])
+        request_ms = statistics.median(one.first_token_ms for one in rounds)
+        token_ms = statistics.median(value for one in rounds for value in one.token_ms)
+        if way == "bare":
+            bare_request_ms, bare_token_ms = request_ms, token_ms
         table.append(
             {
                 "way": way,
                 "first_token_ms": request_ms,
                 "token_ms": token_ms,
+                "added_per_request_ms": request_ms - bare_request_ms,
+                "added_per_token_ms": token_ms - bare_token_ms,
                 "tiles": len(script.units),
                 "passes": len(script.runs),
                 "tokens": len(script.token_ids),
                 "rounds": repetitions,
             }
         )
-        if way != "bare":
-            bars[f"{way}: ms added per token"] = Bar(token_ms - float(table[0]["token_ms"]), MAX_TOKEN_MS)
-            bars[f"{way}: ms added per request"] = Bar(request_ms - float(table[0]["first_token_ms"]), MAX_REQUEST_MS)
+        if way == "engine":
+            bars["ms added per token"] = Bar(token_ms - bare_token_ms, MAX_TOKEN_MS)
+            bars["ms added per request"] = Bar(request_ms - bare_request_ms, MAX_REQUEST_MS)
     return Result(bars, table)
 
 
 def _open_runtime(script: Script) -> Runtime:
     return Runtime.open(vision_engine=Recorder(script), language_engine=Recorder(script), threads=1)
-
-
-def _quartile(values: Sequence[float]) -> float:
-    return float(np.percentile(values, 25))
 
 
 def _ask_engine(script: Script, vision: VisionEncoder, language: LanguageModel) -> Times:

@@ -130,7 +130,7 @@ def test_the_model_s_parts_must_fit_together(copy_model: Callable[[str], ModelSp
 def test_a_device_without_its_provider_is_unavailable_with_a_command(models: Callable[[str], ModelSpec]) -> None:
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         pytest.skip("this build has CUDA")
-    with pytest.raises(EngineUnavailable, match=r"edge-vl\[onnx-gpu\]"):
+    with pytest.raises(EngineUnavailable, match=r"onnxruntime-gpu"):
         ort_engine.load_vision(models("plain"), LaneOptions(device="cuda"))
     with pytest.raises(EngineUnavailable, match="no device is called"):
         ort_engine.load_vision(models("plain"), LaneOptions(device="gpu7"))
@@ -161,7 +161,7 @@ def test_a_missing_backend_is_unavailable_with_its_command(monkeypatch: pytest.M
     status = ort_engine.status()
     assert not status.is_available
     assert "onnxruntime" in status.reason
-    assert status.install == "pip install 'edge-vl[onnx]'"
+    assert status.install == "pip install onnx onnxruntime"
 
 
 def test_importing_the_engine_loads_no_backend_and_running_it_prints_nothing(
