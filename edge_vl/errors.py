@@ -175,7 +175,7 @@ class Interrupted(EdgeVLError):
     """A request ended before its answer did."""
 
     def __init__(self, message: str, *, stage: str, text: str = "") -> None:
-        """Keep the stage reached (queue, tile, encode, prefill, decode) and the text so far."""
+        """Keep the stage reached (one of `edge_vl.trace.Stage`) and the text so far."""
         super().__init__(message)
         self.stage = stage
         self.text = text

@@ -120,7 +120,7 @@ class SerialScheduler:
             "image_units": len(plan.images) - num_images,
         }
         embeds: list[ImageEmbeds] = []
-        if num_images:  # all of them in one job: every hop between threads costs a fifth of a millisecond
+        if num_images:  # all of them in one job: a hop between threads for each would cost more than it gives
             embeds = self._lanes.vision_lane.submit(self._encode, request, rest).result()
         logits = self._prefill(request, resident, rest, embeds)
         text, reasoning, num_tokens, finish_reason = self._decode(request, resident, plan, logits)
