@@ -13,6 +13,7 @@ from edge_vl.answer import Answer, Token, Usage
 from edge_vl.answer_stream import AnswerStream
 from edge_vl.conversation import Conversation
 from edge_vl.errors import (
+    CacheFull,
     Cancelled,
     ContextLengthError,
     DeadlineExceeded,
@@ -44,6 +45,7 @@ __all__ = [
     "Answer",
     "AnswerStream",
     "AsyncAnswerStream",
+    "CacheFull",
     "Cancelled",
     "ContextLengthError",
     "Conversation",

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_vl.plan import ImageUnit, TextChunk
+from edge_vl.plan import ExactnessRules, ImageGrid, ImageUnit, TextChunk
 
 if TYPE_CHECKING:
+    from edge_vl.frame import Frame
     from edge_vl.model_spec import ModelSpec
 
 __all__ = [
@@ -23,9 +24,12 @@ __all__ = [
     "EngineStatus",
     "ImageEmbeds",
     "KVCache",
+    "LaneMemory",
     "LaneOptions",
     "LanguageModel",
     "LanguageSpec",
+    "MemoryPlanner",
+    "PictureCutter",
     "Prefillable",
     "Tokenizer",
     "VisionEncoder",
@@ -42,12 +46,42 @@ class LaneOptions:
         threads: CPU threads for the lane; None lets the engine choose from the cores it may use.
         device: `auto`, `cpu`, or a name that the engine lists in its status.
         context_length: wanted cache entries; None takes the model's own limit.
+        kv_dtype: precision of the KV cache: `auto`, or what the engine offers: `fp32`, `fp16`, `q8_0`, `q4_0`.
     """
 
     dtype: str = "auto"
     threads: int | None = None
     device: str = "auto"
     context_length: int | None = None
+    kv_dtype: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class LaneMemory:
+    """Memory that a lane takes once it is loaded and at work, known before it is loaded. In bytes.
+
+    Attributes:
+        weights_bytes: the weights, as they lie in memory.
+        kv_bytes: the KV cache at its full length; 0 for a vision lane.
+        activation_bytes: what the largest single step needs besides.
+        picture_bytes: pixels of a unit in every form that is held at once; 0 for a language lane.
+        dtype: precision of the weights meant.
+        file: the file meant.
+        context_length: cache entries meant; 0 for a vision lane.
+    """
+
+    weights_bytes: int
+    kv_bytes: int
+    activation_bytes: int
+    picture_bytes: int
+    dtype: str
+    file: str
+    context_length: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return self.weights_bytes + self.kv_bytes + self.activation_bytes + self.picture_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +145,8 @@ class LanguageSpec:
         dtype: precision of the weights in use.
         device: where it runs.
         file: the file that was loaded.
+        kv_dtype: precision of the KV cache; empty: that of the weights' arithmetic.
+        rollback: what its caches can forget: `any` number of last entries, or only the `whole` sequence.
     """
 
     engine: str
@@ -123,6 +159,8 @@ class LanguageSpec:
     dtype: str
     device: str
     file: str
+    kv_dtype: str = ""
+    rollback: Literal["any", "whole"] = "any"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,10 +170,17 @@ class ImageEmbeds:
     Attributes:
         values: float32 (num_image_tokens, hidden_size), on the host.
         key: content key of the unit they came from.
+        positions: int32 (num_image_tokens, 3), time, row and column of each token for M-RoPE, counted from the unit's
+            first position; None: one position after the other.
+        num_positions: positions that they span; 0: as many as tokens.
+        is_causal: whether a token attends to those before it only; otherwise all see each other and go in together.
     """
 
     values: NDArray[np.float32]
     key: str
+    positions: NDArray[np.int32] | None = None
+    num_positions: int = 0
+    is_causal: bool = True
 
     @property
     def num_tokens(self) -> int:
@@ -228,6 +273,28 @@ class VisionEncoder(Protocol):
         ...
 
 
+@runtime_checkable
+class PictureCutter(Protocol):
+    """A vision encoder that resizes and cuts pictures itself, for models whose layout no family of ours knows."""
+
+    @property
+    def rules(self) -> ExactnessRules:
+        """What may be split, kept and rolled back."""
+        ...
+
+    def cut(self, frame: Frame) -> ImageGrid:
+        """Resize and cut a picture. Called from any thread, also while the encoder works.
+
+        Returns:
+            Units with `num_tokens`, `num_positions` and `prepared`, and the `markers` around them.
+
+        Raises:
+            ImageError: the picture cannot be used.
+            EngineFault: the backend failed, or the encoder is closed.
+        """
+        ...
+
+
 class LanguageModel(Protocol):
     """A loaded language model. Called from one thread."""
 
@@ -242,7 +309,11 @@ class LanguageModel(Protocol):
         ...
 
     def new_cache(self) -> KVCache:
-        """Return an empty cache for one sequence."""
+        """Return an empty cache for one sequence.
+
+        Raises:
+            CacheFull: there are too many caches; it may go through after others were closed.
+        """
         ...
 
     def prefill(
@@ -257,6 +328,7 @@ class LanguageModel(Protocol):
             float32 (vocab_size,), the logits after the last token, owned by the caller; None if not wanted.
 
         Raises:
+            CacheFull: the memory for all caches is used up; it may go through after others were closed.
             EngineFault: the backend failed.
         """
         ...
@@ -268,6 +340,7 @@ class LanguageModel(Protocol):
             float32 (vocab_size,), the logits after it, owned by the caller.
 
         Raises:
+            CacheFull: as for `prefill`.
             EngineFault: the backend failed.
         """
         ...
@@ -312,6 +385,21 @@ class Engine(Protocol):
 
         Raises:
             EngineUnavailable: the backend is missing.
+            ModelError: the files are missing or do not fit.
+        """
+        ...
+
+
+@runtime_checkable
+class MemoryPlanner(Protocol):
+    """An engine that can tell what a lane will take before it is loaded; without it nothing is checked."""
+
+    def plan_memory(
+        self, model: ModelSpec, lane: Literal["vision", "language"], options: LaneOptions
+    ) -> LaneMemory | None:
+        """Say what a lane would take, from the files' headers alone; None if that cannot be told.
+
+        Raises:
             ModelError: the files are missing or do not fit.
         """
         ...

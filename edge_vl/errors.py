@@ -6,6 +6,7 @@ EdgeVLError
  |   +- EngineNotFound       known
  |   +- EngineUnavailable    missing, install
  |   +- EngineFault          stage, cause
+ |   +- CacheFull            num_tokens
  +- ModelError            file
  +- ImageError            index, detected
  +- RequestError          field
@@ -25,6 +26,7 @@ from collections.abc import Sequence
 from typing import Self
 
 __all__ = [
+    "CacheFull",
     "Cancelled",
     "ContextLengthError",
     "DeadlineExceeded",
@@ -108,6 +110,20 @@ class EngineFault(EngineError):
         super().__init__(f"engine {engine!r} failed in {stage}: {cause}", engine=engine)
         self.stage = stage
         self.cause = cause
+
+
+class CacheFull(EngineError):
+    """The memory that all KV caches of a language model share is used up."""
+
+    def __init__(self, engine: str, num_tokens: int) -> None:
+        """Keep how many entries there was no room for; 0: for one more cache."""
+        what = f"{num_tokens} more entries" if num_tokens else "one more cache"
+        super().__init__(
+            f"engine {engine!r} has no room for {what} in its KV cache; close conversations that are not needed, or "
+            "open the runtime with a larger context_length",
+            engine=engine,
+        )
+        self.num_tokens = num_tokens
 
 
 class ModelError(EdgeVLError):

@@ -6,14 +6,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from edge_vl.engine import Engine, LaneOptions, LanguageModel, VisionEncoder
+from edge_vl.engine import Engine, LaneOptions, LanguageModel, PictureCutter, VisionEncoder
 from edge_vl.errors import EdgeVLError, EngineFault, ModelError, RequestError
+from edge_vl.families.native import Native
 from edge_vl.lane import Lane
+from edge_vl.lanes import Lanes
 from edge_vl.model_spec import ModelSpec
 from edge_vl.registry import engine_named, first_available
-from edge_vl.serial import Lanes
 
-__all__ = ["choose_engine", "load_lanes"]
+__all__ = ["choose_engine", "load_lanes", "native_family"]
 
 Loaded = TypeVar("Loaded")
 
@@ -36,12 +37,19 @@ def choose_engine(engine: object) -> Engine:
 
 def load_lanes(
     model: ModelSpec,
-    vision_engine: Engine,
+    vision_engine: Engine | None,
     language_engine: Engine,
     vision_options: LaneOptions,
     language_options: LaneOptions,
 ) -> Lanes:
     """Start both lanes, load on each what it will run, and check that the two fit together.
+
+    Args:
+        model: what to load.
+        vision_engine: loads the vision encoder; None for a model that reads text only.
+        language_engine: loads the language model.
+        vision_options: how the one is to be loaded.
+        language_options: how the other is.
 
     Raises:
         ModelError: the files do not fit, or the two lanes do not fit each other.
@@ -51,19 +59,17 @@ def load_lanes(
     vision: VisionEncoder | None = None
     language: LanguageModel | None = None
     try:
-        loading = vision_lane.submit(_load, vision_engine, vision_engine.load_vision, model, vision_options)
+        loading = None
+        if vision_engine is not None:
+            loading = vision_lane.submit(_load, vision_engine, vision_engine.load_vision, model, vision_options)
         try:
             language = language_lane.submit(
                 _load, language_engine, language_engine.load_language, model, language_options
             ).result()
         finally:
-            vision = loading.result()
-        if vision.spec.hidden_size != language.spec.hidden_size:
-            raise ModelError(
-                f"the vision encoder makes image embeds {vision.spec.hidden_size} wide "
-                f"and the language model takes {language.spec.hidden_size}: they are not of one model",
-                file=str(model.path),
-            )
+            vision = None if loading is None else loading.result()
+        if vision is not None:
+            _check_fit(model, vision, language)
     except BaseException:
         with suppress(RuntimeError):
             if vision is not None:
@@ -74,6 +80,37 @@ def load_lanes(
         language_lane.close()
         raise
     return Lanes(model.name, vision, vision_lane, language, language_lane)
+
+
+def native_family(model: ModelSpec, lanes: Lanes) -> Native:
+    """Return the layout of a model that only its engine knows.
+
+    Raises:
+        ModelError: the engine of the vision lane cannot cut pictures for it, or its template is not valid.
+    """
+    vision = lanes.vision
+    if vision is not None and not isinstance(vision, PictureCutter):
+        raise ModelError(
+            f"{model.name}: engine {vision.spec.engine!r} cannot cut pictures for model type "
+            f"{model.config.get('model_type')!r}; let the engine of its GGUF files see, too",
+            file=str(model.path),
+        )
+    return Native(model, vision, lanes.language.spec.rollback)
+
+
+def _check_fit(model: ModelSpec, vision: VisionEncoder, language: LanguageModel) -> None:
+    """Refuse two lanes that are not of one model.
+
+    Raises:
+        ModelError: it says what differs.
+    """
+    sees, speaks = vision.spec, language.spec
+    if sees.hidden_size != speaks.hidden_size:
+        raise ModelError(
+            f"the vision encoder ({sees.engine}: {sees.file}) makes image embeds {sees.hidden_size} wide and the "
+            f"language model ({speaks.engine}: {speaks.file}) takes {speaks.hidden_size}: they are not of one model",
+            file=sees.file or str(model.path),
+        )
 
 
 def _load(

@@ -1,4 +1,4 @@
-"""A model spec: what to run, read from a folder in the Hugging Face layout."""
+"""A model spec: what to run, read from a folder in the Hugging Face layout or from GGUF files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from typing import Any
 from edge_vl.config_values import parse_json_object, section
 from edge_vl.errors import ModelError
 
-__all__ = ["ModelSpec", "read_model_spec"]
+__all__ = ["GGUF_FAMILY", "ModelSpec", "read_model_spec"]
+
+GGUF_FAMILY = "gguf"
+"""Family of a model without a configuration of its own: its engine lays it out."""
 
 _MAX_JSON_BYTES = 64 * 1024 * 1024
 
@@ -22,13 +25,14 @@ class ModelSpec:
     Attributes:
         name: short name, or the folder's name.
         path: the folder.
-        family: `model_type` of its configuration, such as `idefics3` or `smolvlm`.
+        family: `model_type` of its configuration, such as `idefics3` or `smolvlm`; `gguf` for GGUF files alone.
         config: `config.json`; `text_config` and `vision_config` are objects where they are there.
         preprocessor: `preprocessor_config.json`.
         generation: `generation_config.json`, empty if there is none.
         chat_template: text of the Jinja template.
-        tokenizer_file: `tokenizer.json`.
+        tokenizer_file: `tokenizer.json`, or the GGUF file.
         tokenizer_config: `tokenizer_config.json`, empty if there is none.
+        file: the text model's GGUF file, where one was named; None: engines choose by precision.
     """
 
     name: str
@@ -40,20 +44,33 @@ class ModelSpec:
     chat_template: str
     tokenizer_file: Path
     tokenizer_config: Mapping[str, Any]
+    file: Path | None = None
+
+    @property
+    def has_vision(self) -> bool:
+        """Whether it sees; otherwise it reads text only."""
+        return bool(self.config.get("vision_config"))
 
 
 def read_model_spec(folder: Path, *, name: str = "") -> ModelSpec:
     """Read the configuration files of a model folder.
 
     Args:
-        folder: a folder in the Hugging Face layout; the ONNX or GGUF files are looked for by the engines.
+        folder: a folder in the Hugging Face layout, where the ONNX or GGUF files are looked for by the engines; or one
+            with GGUF files alone; or a GGUF file of a text model.
         name: how to call it; the folder's name by default.
 
     Raises:
         ModelError: a file is missing, unreadable or not what it should be.
     """
+    from edge_vl.gguf_spec import gguf_files, read_gguf_spec  # late: it builds a spec, too
+
+    if folder.suffix == ".gguf" and folder.is_file():
+        return read_gguf_spec(folder, name=name)
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder", file=str(folder))
+    if not (folder / "config.json").exists() and gguf_files(folder):
+        return read_gguf_spec(folder, name=name)
     config = _read_json(folder / "config.json")
     family = config.get("model_type")
     if not isinstance(family, str):

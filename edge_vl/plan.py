@@ -42,6 +42,9 @@ class ImageUnit:
         row: 1-based row in the grid of tiles; 0 for a thumbnail or whole picture.
         column: 1-based column, likewise.
         key: content key: equal for equal pixels.
+        num_tokens: image tokens that it will become, where the encoder cut the picture itself; 0: the family knows.
+        num_positions: positions that they span, likewise.
+        prepared: what that encoder has made of it; nobody else looks inside.
     """
 
     pixels: NDArray[np.uint8]
@@ -49,6 +52,9 @@ class ImageUnit:
     row: int
     column: int
     key: str
+    num_tokens: int = 0
+    num_positions: int = 0
+    prepared: object = None
 
     @staticmethod
     def of(
@@ -68,11 +74,14 @@ class ImageGrid:
         units: in sequence order.
         rows: rows of tiles; 0 when the picture was not split.
         columns: columns of tiles, likewise.
+        markers: where the encoder cut the picture itself: token ids before each unit and behind the last; empty where
+            the family writes them.
     """
 
     units: tuple[ImageUnit, ...]
     rows: int
     columns: int
+    markers: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

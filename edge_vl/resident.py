@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 
 from edge_vl.engine import KVCache, LanguageModel
 from edge_vl.plan import Chunk, ImageChunk, Plan, TextChunk
 
-__all__ = ["Resident"]
+__all__ = ["Resident", "Residents"]
 
 Entry = int | tuple[str, int]
 """A text token's id, or an image unit's content key with the row of the image token."""
@@ -23,6 +24,11 @@ class Resident:
         """Start without a cache; the first `rewind` makes one."""
         self._cache: KVCache | None = None
         self._entries: list[Entry] = []
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether it holds memory."""
+        return self._cache is not None
 
     @property
     def cache(self) -> KVCache:
@@ -81,6 +87,34 @@ class Resident:
             self._cache.close()
         self._cache = None
         self._entries.clear()
+
+
+class Residents:
+    """Which caches were used when, so that the one that nobody used for longest makes room. On the language lane."""
+
+    def __init__(self) -> None:
+        """Know of none."""
+        self._last_use: weakref.WeakKeyDictionary[Resident, int] = weakref.WeakKeyDictionary()
+        self._num_uses = 0
+
+    def note_use(self, resident: Resident) -> None:
+        """Note that a cache is in use now."""
+        self._num_uses += 1
+        self._last_use[resident] = self._num_uses
+
+    def drop_oldest(self) -> bool:
+        """Give back the cache that was not used for longest, never the one in use now.
+
+        Whoever it belongs to computes it again when it is needed.
+
+        Returns:
+            Whether there was one.
+        """
+        idle = [one for one, use in self._last_use.items() if one.has_cache and use != self._num_uses]
+        if not idle:
+            return False
+        min(idle, key=self._last_use.__getitem__).drop()
+        return True
 
 
 def _entries(chunk: Chunk) -> Iterable[Entry]:

@@ -19,7 +19,8 @@ from edge_vl.asking import AskOptions, generation_of, picture_list
 from edge_vl.engine import Engine, LaneOptions, LanguageSpec, VisionSpec
 from edge_vl.errors import ContextLengthError, EdgeVLError, ImageError, QueueFull, RequestError
 from edge_vl.families import Family, family_of
-from edge_vl.loading import choose_engine, load_lanes
+from edge_vl.lanes import Lanes
+from edge_vl.loading import choose_engine, load_lanes, native_family
 from edge_vl.message import Message
 from edge_vl.model_spec import ModelSpec
 from edge_vl.models import find_model
@@ -28,7 +29,7 @@ from edge_vl.pictures import Picture, load_picture
 from edge_vl.plan import ImageGrid, Plan
 from edge_vl.request import Request, Settled
 from edge_vl.resident import Resident
-from edge_vl.serial import Job, Lanes, SerialScheduler
+from edge_vl.serial import Job, SerialScheduler
 
 if TYPE_CHECKING:
     from edge_vl.async_answer_stream import AsyncAnswerStream
@@ -112,11 +113,18 @@ class Runtime:
         family = family_of(spec)
         lanes = load_lanes(
             spec,
-            choose_engine(vision_engine),
+            choose_engine(vision_engine) if spec.has_vision else None,
             choose_engine(language_engine),
             LaneOptions(vision_dtype, threads, device),
             LaneOptions(language_dtype, threads, device, context_length),
         )
+        try:
+            family = family or native_family(spec, lanes)
+            family.check_lanes(None if lanes.vision is None else lanes.vision.spec, lanes.language.tokenizer)
+        except BaseException:
+            lanes.finish()
+            lanes.wait()
+            raise
         return cls(spec, family, lanes, max_waiting=max_waiting)
 
     @property
@@ -186,8 +194,7 @@ class Runtime:
             timeout_s: seconds to wait for a unit of work that is still running, per lane; None waits for its end.
         """
         self._end_lanes()
-        self._lanes.language_lane.close(timeout_s)
-        self._lanes.vision_lane.close(timeout_s)
+        self._lanes.wait(timeout_s)
 
     def _end_lanes(self) -> None:
         with self._lock:
@@ -200,12 +207,7 @@ class Runtime:
             request.cancel()
         for conversation in list(self._conversations):
             conversation.close()
-        lanes = self._lanes
-        lanes.language_lane.submit(lanes.language.close)
-        lanes.language_lane.finish()
-        if lanes.vision is not None:
-            lanes.vision_lane.submit(lanes.vision.close)
-        lanes.vision_lane.finish()
+        self._lanes.finish()
 
     def __del__(self) -> None:
         """Close a forgotten runtime, without waiting for it."""

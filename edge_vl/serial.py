@@ -6,44 +6,27 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_vl.answer import Answer, Token, Usage
-from edge_vl.engine import ImageEmbeds, LanguageModel, Prefillable, VisionEncoder
-from edge_vl.errors import EdgeVLError, EngineFault
-from edge_vl.lane import Lane
+from edge_vl.engine import ImageEmbeds, LanguageModel, Prefillable
+from edge_vl.errors import CacheFull, EdgeVLError, EngineFault
+from edge_vl.lanes import Lanes
 from edge_vl.plan import Chunk, ImageChunk, Plan, TextChunk
 from edge_vl.request import Request, Settled
-from edge_vl.resident import Resident
+from edge_vl.resident import Resident, Residents
 from edge_vl.sampling import Sampler
 from edge_vl.text_stream import TextPiece, TextStream
 
-__all__ = ["MAX_PREFILL_TOKENS", "Job", "Lanes", "SerialScheduler", "prefill_runs"]
+__all__ = ["MAX_PREFILL_TOKENS", "Job", "SerialScheduler", "prefill_runs"]
+
+Result = TypeVar("Result")
 
 MAX_PREFILL_TOKENS = 256
 """Text tokens of one prefill pass: a deadline or a cancel waits for no more than one pass."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lanes:
-    """Both lanes, loaded.
-
-    Attributes:
-        model: name of the model.
-        vision: the encoder; None for a model that reads text only.
-        vision_lane: where it runs.
-        language: the language model.
-        language_lane: where it runs; the serial loop itself runs there, too.
-    """
-
-    model: str
-    vision: VisionEncoder | None
-    vision_lane: Lane
-    language: LanguageModel
-    language_lane: Lane
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,6 +54,7 @@ class SerialScheduler:
     def __init__(self, lanes: Lanes) -> None:
         """Keep the lanes; they belong to the runtime."""
         self._lanes = lanes
+        self._residents = Residents()
 
     def submit(self, job: Job) -> None:
         """Queue a request on the language lane."""
@@ -113,7 +97,8 @@ class SerialScheduler:
     def _answer(self, job: Job) -> Answer:
         request, plan, resident = job.request, job.plan, job.resident
         language = self._lanes.language
-        rest = resident.rewind(language, plan)
+        self._residents.note_use(resident)
+        rest = self._with_room(lambda: resident.rewind(language, plan))
         num_images = sum(isinstance(chunk, ImageChunk) for chunk in rest)
         reused = {
             "kv_tokens": plan.num_tokens - sum(chunk.num_tokens for chunk in rest),
@@ -173,11 +158,21 @@ class SerialScheduler:
             num_tokens = sum(chunk.num_tokens for chunk in run)
             request.begin("prefill")
             with request.trace.span("prefill", num_tokens=num_tokens, detail=_run_name(run)):
-                logits = language.prefill(resident.cache, items, want_logits=number == len(runs) - 1)
+                want_logits = number == len(runs) - 1
+                logits = self._with_room(partial(language.prefill, resident.cache, items, want_logits=want_logits))
             resident.note(run)
         if logits is None:
             raise EngineFault(language.spec.engine, "prefill", "no logits came back")
         return logits
+
+    def _with_room(self, call: Callable[[], Result]) -> Result:
+        """Call the language model; while its caches are full, give back those of idle conversations, oldest first."""
+        while True:
+            try:
+                return call()
+            except CacheFull:
+                if not self._residents.drop_oldest():
+                    raise
 
     def _decode(
         self, request: Request, resident: Resident, plan: Plan, logits: NDArray[np.float32]
@@ -216,7 +211,7 @@ class SerialScheduler:
             if num_tokens == most:
                 break
             with request.trace.span("decode", num_tokens=1):
-                logits = language.decode(resident.cache, token_id)
+                logits = self._with_room(partial(language.decode, resident.cache, token_id))
             resident.note([TextChunk((token_id,), plan.num_tokens + num_tokens - 1)])
         show(stream.finish(), token_id, max(0, num_tokens - 1))
         return "".join(texts["text"]), "".join(texts["reasoning"]), num_tokens, finish_reason

@@ -122,8 +122,48 @@ class ChatTemplate:
             {"role": message.role, "content": [stand_ins.content(part) for part in message.parts or ("",)]}
             for message in messages
         ]
+        text = self._rendered(conversation)
+        self._check_complete(text, stand_ins)
+        return RenderedPrompt(text, stand_ins.texts)
+
+    def render_marked(self, messages: Sequence[Message]) -> tuple[RenderedPrompt, str]:
+        """Render a conversation with a marker of our own in place of each picture, whatever the template does for one.
+
+        The content of a message is a string first, which templates that know pictures pass on as it is; where the
+        template loses a part of it, it is a list with one text.
+
+        Returns:
+            The prompt and the marker.
+
+        Raises:
+            ModelError: the template fails, renders too much, or leaves out a text or a picture either way.
+        """
+        stand_ins = _StandIns(self._source)
+        marker = stand_ins.take()
+        contents = [
+            "".join(stand_ins.content(part)["text"] if isinstance(part, str) else marker for part in message.parts)
+            for message in messages
+        ]
+        num_pictures = sum(content.count(marker) for content in contents)
+        trouble: ModelError | None = None
+        for content_of in (lambda content: content, lambda content: [{"type": "text", "text": content}]):
+            conversation = [
+                {"role": message.role, "content": content_of(content)}
+                for message, content in zip(messages, contents, strict=True)
+            ]
+            try:
+                text = self._rendered(conversation)
+                self._check_complete(text, stand_ins)
+            except ModelError as error:
+                trouble = trouble or error
+                continue
+            if text.count(marker) == num_pictures:
+                return RenderedPrompt(text, stand_ins.texts), marker
+        raise trouble or ModelError("the chat template leaves out a picture of the conversation", file=self._file)
+
+    def _rendered(self, conversation: Sequence[Mapping[str, Any]]) -> str:
         try:
-            text = self._render(
+            return self._render(
                 {
                     **self._variables,
                     "messages": conversation,
@@ -134,12 +174,13 @@ class ChatTemplate:
             )
         except Exception as error:  # a template can make Jinja raise anything
             raise ModelError(f"the chat template cannot render this conversation: {error}", file=self._file) from error
+
+    def _check_complete(self, text: str, stand_ins: _StandIns) -> None:
         missing = [words for code, words in stand_ins.texts.items() if chr(code) not in text]
         if missing:
             raise ModelError(
                 f"the chat template leaves out a text of the conversation: {missing[0]!r:.80}", file=self._file
             )
-        return RenderedPrompt(text, stand_ins.texts)
 
 
 def tokenize_prompt(prompt: RenderedPrompt, tokenizer: Tokenizer, *, image_marker: str = "") -> list[int | ImageSlot]:
@@ -196,14 +237,19 @@ class _StandIns:
         words = part.strip()
         if not words:
             return {"type": "text", "text": part}
+        stand_in = self.take()
+        self.texts[ord(stand_in)] = words
+        before = part[: len(part) - len(part.lstrip())]
+        after = part[len(part.rstrip()) :]
+        return {"type": "text", "text": f"{before}{stand_in}{after}"}
+
+    def take(self) -> str:
+        """Return the next character."""
         code = next((code for code in range(self._next, _LAST_STAND_IN) if chr(code) not in self._source), 0)
         if not code:
             raise RequestError("the conversation has more than 131,000 texts", field="messages")
         self._next = code + 1
-        self.texts[code] = words
-        before = part[: len(part) - len(part.lstrip())]
-        after = part[len(part.rstrip()) :]
-        return {"type": "text", "text": f"{before}{chr(code)}{after}"}
+        return chr(code)
 
 
 def _touches_word(text: str, match: re.Match[str]) -> bool:

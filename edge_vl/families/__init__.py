@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from edge_vl.engine import Tokenizer
+from edge_vl.engine import Tokenizer, VisionSpec
 from edge_vl.errors import ModelError
 from edge_vl.frame import Frame
 from edge_vl.message import Message
-from edge_vl.model_spec import ModelSpec
+from edge_vl.model_spec import GGUF_FAMILY, ModelSpec
 from edge_vl.plan import ExactnessRules, ImageGrid, Plan
 
 __all__ = ["Family", "family_of"]
@@ -21,6 +21,14 @@ class Family(Protocol):
     @property
     def rules(self) -> ExactnessRules:
         """What may be split, kept and rolled back."""
+        ...
+
+    def check_lanes(self, vision: VisionSpec | None, tokenizer: Tokenizer) -> None:
+        """Refuse a vision encoder or a tokenizer that does not fit the model's configuration.
+
+        Raises:
+            ModelError: it says what differs.
+        """
         ...
 
     def tile(self, frame: Frame) -> ImageGrid:
@@ -36,19 +44,26 @@ class Family(Protocol):
         ...
 
 
-def family_of(model: ModelSpec) -> Family:
+def family_of(model: ModelSpec) -> Family | None:
     """Return the family that a model belongs to.
 
+    Returns:
+        None for a model that only its engine knows: GGUF files, whose vision encoder cuts pictures itself.
+
     Raises:
-        ModelError: no family knows this model type.
+        ModelError: no family knows this model type, and there are no GGUF files.
     """
     from edge_vl.families.idefics3 import Idefics3
+    from edge_vl.gguf_spec import gguf_files
 
     families: dict[str, Callable[[ModelSpec], Family]] = {"idefics3": Idefics3, "smolvlm": Idefics3}
-    if model.family not in families:
-        known = ", ".join(sorted(families))
-        raise ModelError(
-            f"{model.name}: model type {model.family!r} is not supported; supported: {known}",
-            file=str(model.path / "config.json"),
-        )
-    return families[model.family](model)
+    if model.family in families:
+        return families[model.family](model)
+    if model.family == GGUF_FAMILY or gguf_files(model.path):
+        return None
+    known = ", ".join(sorted(families))
+    raise ModelError(
+        f"{model.name}: model type {model.family!r} is supported through GGUF files only, and there are none; "
+        f"without them: {known}",
+        file=str(model.path / "config.json"),
+    )

@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from edge_vl.config_values import flag, section, whole_number
-from edge_vl.engine import Tokenizer
+from edge_vl.engine import Tokenizer, VisionSpec
 from edge_vl.errors import ImageError, ModelError, RequestError
 from edge_vl.frame import Frame
 from edge_vl.message import Message
@@ -128,6 +128,31 @@ class Idefics3:
         """Image tokens of a tile or thumbnail."""
         return self._tokens_per_unit
 
+    def check_lanes(self, vision: VisionSpec | None, tokenizer: Tokenizer) -> None:
+        """Refuse an encoder that takes other tiles or makes other tokens of them, and a tokenizer without markers."""
+        needed = {self._image, self._fake, self._global}
+        if self._settings.do_split:
+            needed.add("<row_1_col_1>")
+        self._check_markers(needed, tokenizer)
+        if vision is None:
+            return
+        side = self._settings.tile_side
+        differences = [
+            f"it takes units of {found} pixels a side, and the pictures are cut into {side}"
+            for found in {vision.tile_height, vision.tile_width} - {0, side}
+        ]
+        if vision.tokens_per_unit not in (0, self._tokens_per_unit):
+            differences.append(
+                f"it makes {vision.tokens_per_unit} image tokens of a unit, and the model expects "
+                f"{self._tokens_per_unit}"
+            )
+        if differences:
+            raise ModelError(
+                f"the vision encoder ({vision.engine}: {vision.file}) does not fit the model's configuration: "
+                + "; ".join(differences),
+                file=vision.file,
+            )
+
     def tile(self, frame: Frame) -> ImageGrid:
         """Resize a picture as the model's processor does and cut it into units.
 
@@ -174,7 +199,7 @@ class Idefics3:
         if not messages:
             raise RequestError("a conversation needs at least one message", field="messages")
         grids = [part for message in messages for part in message.parts if isinstance(part, ImageGrid)]
-        self._check_markers(grids, tokenizer)
+        self._check_markers(self._markers_of(grids), tokenizer)
         prompt = self._template.render(messages)
         try:
             prompt = prompt.replace(self._image, [self._marked(grid) for grid in grids])
@@ -214,13 +239,15 @@ class Idefics3:
         )
         return "".join(f"{row}\n" for row in rows) + f"\n{whole}"
 
-    def _check_markers(self, grids: Sequence[ImageGrid], tokenizer: Tokenizer) -> None:
-        """Refuse a tokenizer that would write a marker in plain text; the model has never seen it so."""
-        if not grids:
-            return
-        needed = {self._image, self._fake, self._global}
+    def _markers_of(self, grids: Sequence[ImageGrid]) -> set[str]:
+        """Return every marker that these pictures are written with."""
+        needed = {self._image, self._fake, self._global} if grids else set()
         for grid in grids:
             needed |= {f"<row_{r}_col_{c}>" for r in range(1, grid.rows + 1) for c in range(1, grid.columns + 1)}
+        return needed
+
+    def _check_markers(self, needed: set[str], tokenizer: Tokenizer) -> None:
+        """Refuse a tokenizer that would write a marker in plain text; the model has never seen it so."""
         missing = sorted(needed - tokenizer.special_tokens.keys())
         if missing:
             raise ModelError(f"the tokenizer has no {', '.join(missing)}", file=self._tokenizer_file)

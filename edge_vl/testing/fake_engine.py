@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from edge_vl.engine import (
     EngineStatus,
     ImageEmbeds,
     KVCache,
+    LaneMemory,
     LaneOptions,
     LanguageSpec,
     Prefillable,
@@ -56,6 +57,7 @@ class FakeEngine:
         context_length: int | None = None,
         unavailable: str = "",
         sleep: Callable[[float], None] = time.sleep,
+        memory: Callable[[str, LaneOptions], LaneMemory] | None = None,
     ) -> None:
         """Choose how it behaves.
 
@@ -73,6 +75,7 @@ class FakeEngine:
             context_length: the model's `max_position_embeddings` by default.
             unavailable: a reason why the engine cannot run.
             sleep: called with seconds for every latency above 0.
+            memory: says what a lane (`vision` or `language`) needs; None: it cannot tell.
         """
         self._name = name
         self.tokenizer: Tokenizer = tokenizer if tokenizer is not None else ByteTokenizer()
@@ -87,6 +90,7 @@ class FakeEngine:
         self._context_length = context_length
         self._unavailable = unavailable
         self._sleep = sleep
+        self._memory = memory
         self._lock = threading.Lock()
         self._num_calls: dict[Stage, int] = {}
 
@@ -104,6 +108,12 @@ class FakeEngine:
     def describe(self, model: ModelSpec) -> dict[str, Any]:
         """Know that there is one precision."""
         return {"vision_dtypes": ["fp32"], "language_dtypes": ["fp32"]}
+
+    def plan_memory(
+        self, model: ModelSpec, lane: Literal["vision", "language"], options: LaneOptions
+    ) -> LaneMemory | None:
+        """Need what it was told to need."""
+        return None if self._memory is None else self._memory(lane, options)
 
     def load_vision(self, model: ModelSpec, options: LaneOptions) -> FakeVisionEncoder:
         """Load nothing, and return an encoder."""
