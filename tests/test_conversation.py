@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from edge_vl import Cancelled, ContextLengthError, EngineFault, RequestError
+from edge_vl import CacheFull, Cancelled, ContextLengthError, EngineFault, RequestError
 from edge_vl.testing import FakeFault, FakeLatencies
 from tests.conftest import OpenFake
 
@@ -156,3 +156,25 @@ def test_what_is_kept_never_changes_an_answer(open_fake: OpenFake, turns: Turns,
             forgetful._resident.drop()
         options = {"max_tokens": 3 + number}
         assert kept.ask(question, shown, **options).text == forgetful.ask(question, shown, **options).text  # type: ignore[arg-type]
+
+
+def test_the_conversation_that_waited_longest_makes_room_and_computes_its_cache_again(open_fake: OpenFake) -> None:
+    alone = open_fake()[0].conversation()
+    expected = [alone.ask(question, picture(1), max_tokens=4).text for question in ("One?", "Two?")]
+    prompt = alone.ask("Three?", max_tokens=1).usage.prompt_tokens
+    runtime, engine = open_fake(max_cache_tokens=prompt)
+    first, second, third = (runtime.conversation() for _ in range(3))
+    answers = [first.ask("One?", picture(1), max_tokens=4).text]
+    second.ask("One?", picture(2), max_tokens=4)
+    third.ask("One?", picture(3), max_tokens=4)
+    before = len(engine.calls)
+    answers.append(first.ask("Two?", picture(1), max_tokens=4).text)
+    assert answers == expected
+    assert len([call for call in engine.calls[before:] if call.stage == "encode"]) == 10
+
+
+def test_a_cache_that_is_full_with_nobody_to_make_room_ends_that_request_only(open_fake: OpenFake) -> None:
+    runtime, _ = open_fake(max_cache_tokens=100, script="yes")
+    with pytest.raises(CacheFull, match="no room for"):
+        runtime.ask(picture(1), "x" * 200)
+    assert runtime.ask(None, "Is it?").text == "yes"

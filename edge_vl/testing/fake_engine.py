@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ from edge_vl.engine import (
     Tokenizer,
     VisionSpec,
 )
-from edge_vl.errors import EngineFault, EngineUnavailable
+from edge_vl.errors import CacheFull, EngineFault, EngineUnavailable
 from edge_vl.model_spec import ModelSpec
 from edge_vl.plan import ImageUnit, TextChunk
 from edge_vl.testing.byte_tokenizer import ByteTokenizer
@@ -58,6 +59,7 @@ class FakeEngine:
         unavailable: str = "",
         sleep: Callable[[float], None] = time.sleep,
         memory: Callable[[str, LaneOptions], LaneMemory] | None = None,
+        max_cache_tokens: int | None = None,
     ) -> None:
         """Choose how it behaves.
 
@@ -76,6 +78,7 @@ class FakeEngine:
             unavailable: a reason why the engine cannot run.
             sleep: called with seconds for every latency above 0.
             memory: says what a lane (`vision` or `language`) needs; None: it cannot tell.
+            max_cache_tokens: entries that all caches together have room for.
         """
         self._name = name
         self.tokenizer: Tokenizer = tokenizer if tokenizer is not None else ByteTokenizer()
@@ -91,6 +94,8 @@ class FakeEngine:
         self._unavailable = unavailable
         self._sleep = sleep
         self._memory = memory
+        self._max_cache_tokens = max_cache_tokens
+        self._caches: weakref.WeakSet[FakeKVCache] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._num_calls: dict[Stage, int] = {}
 
@@ -158,6 +163,19 @@ class FakeEngine:
                     continue
                 return fault
         return None
+
+    def make_cache(self) -> FakeKVCache:
+        """Return an empty cache that counts towards `max_cache_tokens`."""
+        cache = FakeKVCache(self._hidden_size, self.count_open)
+        self._caches.add(cache)
+        return cache
+
+    def check_room(self, num_tokens: int) -> None:
+        """Refuse entries that there is no room for in all caches together."""
+        if self._max_cache_tokens is None:
+            return
+        if sum(cache.num_tokens for cache in self._caches) + num_tokens > self._max_cache_tokens:
+            raise CacheFull(self._name, num_tokens)
 
     def count_open(self, change: int) -> None:
         """Count what is open."""
@@ -235,7 +253,7 @@ class FakeLanguageModel:
 
     def new_cache(self) -> FakeKVCache:
         """Return an empty cache."""
-        return FakeKVCache(self._spec.hidden_size, self._engine.count_open)
+        return self._engine.make_cache()
 
     def prefill(
         self, cache: KVCache, run: Sequence[Prefillable], *, want_logits: bool = True
@@ -282,6 +300,7 @@ class FakeLanguageModel:
         for token_id in ids:
             if not 0 <= token_id < self._spec.vocab_size:
                 raise EngineFault(name, stage, f"token id {token_id} is outside the vocabulary")
+        self._engine.check_room(num_tokens)
         return cache
 
     def _logits(self, cache: FakeKVCache, fault: FakeFault | None) -> NDArray[np.float32]:
