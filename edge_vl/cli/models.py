@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from edge_vl.cli.models_make import make
 from edge_vl.errors import EngineUnavailable
 from edge_vl.model_spec import ModelSpec
 from edge_vl.models import find_model, model_names
@@ -17,6 +18,8 @@ from edge_vl.registry import engine_named, engine_names
 __all__ = ["models"]
 
 models = typer.Typer(help="Show the models on this machine.", no_args_is_help=True)
+
+models.command("make")(make)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

@@ -10,11 +10,14 @@ import numpy as np
 import onnx
 import pytest
 
+from edge_vl.made_models.gguf_file import stored
+from edge_vl.made_models.idefics3_gguf import gguf_name, gguf_tensor
+from edge_vl.made_models.idefics3_onnx import FILES
+from edge_vl.made_models.onnx_graph import OPSET
+from edge_vl.made_models.weights import StoredWeights
 from tools.bundled_model.configuration import configurations
 from tools.bundled_model.export import MAX_BYTES, MODEL_FOLDER, export, onnx_weights
-from tools.bundled_model.gguf_export import TEXT_FILE, VISION_FILE, gguf_name, gguf_tensor
-from tools.bundled_model.graph import OPSET
-from tools.bundled_model.onnx_export import FILES
+from tools.bundled_model.gguf_export import TEXT_FILE, VISION_FILE
 from tools.bundled_model.questions import KINDS, facts, random_question
 from tools.bundled_model.scenes import random_scene
 from tools.bundled_model.tokenizer import IMAGE, IMAGE_TOKENS, NEW_LINE, image_text, load_tokenizer
@@ -47,16 +50,17 @@ def test_graphs_have_the_names_of_the_hugging_face_layout() -> None:
 
 def test_gguf_tensors_are_the_onnx_weights() -> None:
     config = json.loads((MODEL_FOLDER / "config.json").read_text(encoding="utf-8"))
-    stored = {
+    written = {
         tensor.name: tensor
         for name in (TEXT_FILE, VISION_FILE)
         for tensor in gguf.GGUFReader(MODEL_FOLDER / "gguf" / name).tensors
     }
     weights = onnx_weights(MODEL_FOLDER)
-    assert stored.keys() == {gguf_name(name) for name in weights}
-    for name, values in weights.items():
-        expected = gguf_tensor(name, values, config)
-        assert np.array_equal(np.asarray(stored[gguf_name(name)].data).reshape(expected.shape), expected), name
+    assert written.keys() == {gguf_name(name) for name in weights}
+    for name in weights:
+        tensor = gguf_tensor(StoredWeights(weights), name, config, "f16")
+        expected = stored(tensor.make(), tensor.type)
+        assert np.array_equal(np.asarray(written[tensor.name].data).reshape(expected.shape), expected), name
 
 
 def test_an_export_from_the_shipped_files_writes_the_same_bytes(tmp_path: Path) -> None:

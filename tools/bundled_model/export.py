@@ -12,10 +12,11 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from edge_vl.made_models.idefics3_onnx import FILES, export_onnx
+from edge_vl.made_models.weights import StoredWeights
 from tools.bundled_model.configuration import write_configurations
 from tools.bundled_model.gguf_export import export_gguf
-from tools.bundled_model.graph import read_weights
-from tools.bundled_model.onnx_export import FILES, export_onnx
+from tools.bundled_model.stored_weights import read_weights
 
 MODEL_FOLDER = Path(__file__).parents[2] / "edge_vl" / "bundled_model"
 MAX_BYTES = 24 * 2**20
@@ -36,8 +37,11 @@ def export(weights: dict[str, NDArray[np.float32]], folder: Path) -> int:
         ValueError: the folder became larger than the package may carry.
     """
     config = write_configurations(folder)
-    export_onnx(weights, config, folder / "onnx")
-    export_gguf(weights, config, folder, folder / "gguf")
+    stored = StoredWeights(weights)
+    export_onnx(stored, config, folder / "onnx")
+    for name in FILES:
+        onnx.checker.check_model(str(folder / "onnx" / name), full_check=True)
+    export_gguf(stored, config, folder, folder / "gguf")
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     if size > MAX_BYTES:
         raise ValueError(f"{folder} holds {size} bytes; at most {MAX_BYTES} may be shipped")

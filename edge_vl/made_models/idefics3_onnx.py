@@ -1,39 +1,42 @@
-"""The three ONNX graphs in the Hugging Face export layout."""
+"""The three ONNX graphs of an Idefics3 model in the Hugging Face export layout."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-from numpy.typing import NDArray
 from onnx import TensorProto
 
-from tools.bundled_model.graph import Graph
+from edge_vl.made_models.onnx_graph import Graph
+from edge_vl.made_models.weights import Weights
+
+__all__ = ["FILES", "decoder", "embed_tokens", "export_onnx", "vision_encoder"]
 
 FILES = ("vision_encoder.onnx", "embed_tokens.onnx", "decoder_model_merged.onnx")
 LOWEST = float(np.finfo(np.float32).min)
 
-Weights = dict[str, NDArray[np.float32]]
 
-
-def export_onnx(weights: Weights, config: dict[str, Any], folder: Path) -> None:
+def export_onnx(
+    weights: Weights, config: dict[str, Any], folder: Path, *, on_file: Callable[[str], None] = lambda name: None
+) -> None:
     """Write the graphs of a model.
 
     Args:
         weights: parameters under transformers' names.
         config: the contents of `config.json`.
         folder: where the files of `FILES` go.
+        on_file: gets the name of each file before it is written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    models = (vision_encoder(weights, config), embed_tokens(weights, config), decoder(weights, config))
-    for name, model in zip(FILES, models, strict=True):
-        onnx.save(model, folder / name)
+    for name, build in zip(FILES, (vision_encoder, embed_tokens, decoder), strict=True):
+        on_file(name)
+        build(weights, config).save(folder / name)
 
 
-def vision_encoder(weights: Weights, config: dict[str, Any]) -> onnx.ModelProto:
+def vision_encoder(weights: Weights, config: dict[str, Any]) -> Graph:
     """Build pixels to image embeds; tiles that are all zero are padding and give no embeds."""
     vision, factor = config["vision_config"], config["scale_factor"]
     tile, patch, heads = vision["image_size"], vision["patch_size"], vision["num_attention_heads"]
@@ -95,7 +98,7 @@ def vision_encoder(weights: Weights, config: dict[str, Any]) -> onnx.ModelProto:
     x = graph.linear(graph.reshape(x, -1, small**2, factor**2 * width), "model.connector.modality_projection.proj")
     graph.output("image_features", TensorProto.FLOAT, ("num_tiles", small**2, config["text_config"]["hidden_size"]))
     graph.op("Identity", x, result="image_features")
-    return graph.model()
+    return graph
 
 
 def _patch_positions(graph: Graph, cells: str, side: int) -> str:
@@ -122,14 +125,14 @@ def _gelu(graph: Graph, x: str) -> str:
     return graph.op("Mul", graph.op("Mul", x, factor), graph.number(0.5))
 
 
-def embed_tokens(weights: Weights, config: dict[str, Any]) -> onnx.ModelProto:
+def embed_tokens(weights: Weights, config: dict[str, Any]) -> Graph:
     """Build token ids to embeds."""
     graph = Graph("embed_tokens", weights)
     tokens = ("batch_size", "sequence_length")
     ids = graph.input("input_ids", TensorProto.INT64, tokens)
     graph.output("inputs_embeds", TensorProto.FLOAT, (*tokens, config["text_config"]["hidden_size"]))
     graph.op("Gather", graph.parameter("model.text_model.embed_tokens.weight"), ids, result="inputs_embeds")
-    return graph.model()
+    return graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +144,7 @@ class _Rotation:
     mask: str
 
 
-def decoder(weights: Weights, config: dict[str, Any]) -> onnx.ModelProto:
+def decoder(weights: Weights, config: dict[str, Any]) -> Graph:
     """Build embeds to logits, with the KV cache handed in and out."""
     text = config["text_config"]
     layers, hidden, epsilon = text["num_hidden_layers"], text["hidden_size"], text["rms_norm_eps"]
@@ -180,9 +183,9 @@ def decoder(weights: Weights, config: dict[str, Any]) -> onnx.ModelProto:
     start = graph.reshape(graph.op("Neg", keep), 1)
     x = graph.slice(x, start, graph.integers(np.iinfo(np.int64).max), 1)
     x = norm(x, "model.text_model.norm")
-    head = np.ascontiguousarray(weights["model.text_model.embed_tokens.weight"].T)
-    graph.op("MatMul", x, graph.array("lm_head.MatMul.weight", head), result="logits")
-    return graph.model()
+    head = "model.text_model.embed_tokens.weight" if text["tie_word_embeddings"] else "lm_head.weight"
+    graph.op("MatMul", x, graph.transposed(head, "lm_head.MatMul.weight"), result="logits")
+    return graph
 
 
 def _rotation(graph: Graph, x: str, attention_mask: str, position_ids: str, text: dict[str, Any]) -> _Rotation:
