@@ -1,12 +1,14 @@
 # `make help` lists the targets. PYTHON selects the interpreter: make demo PYTHON=python3.12
+# ENGINE selects what the demo runs on: make demo ENGINE=llama_cpp
 
 PYTHON ?= python3
 VENV ?= .venv
+ENGINE ?= onnxruntime
 BIN := $(VENV)/bin
 # Two processes suit the smallest board that the tests are written for; a file's tests stay together.
 PYTEST_WORKERS ?= 2
 
-CODE := edge_vl engines kernels tests benchmarks tools examples
+CODE := edge_vl engines kernels device_profiles tests benchmarks tools examples
 # What an installation is made from. The Python code itself is used in place.
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(shell find kernels/csrc -type f)
 
@@ -16,8 +18,8 @@ BUILD_INPUTS := pyproject.toml CMakeLists.txt $(shell find kernels/csrc -type f)
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.installed  ## stream answers of the bundled model about the bundled pictures
-	@$(BIN)/python examples/demo.py
+demo: $(VENV)/.installed-$(ENGINE)  ## stream answers of the bundled model about the bundled pictures
+	@$(BIN)/python examples/demo.py $(ENGINE)
 
 test: lint types unit  ## check style and types, run every test with coverage
 
@@ -52,16 +54,22 @@ $(BIN)/python:
 	  echo "$(PYTHON) cannot make virtual environments; on Debian: apt-get install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: $(BUILD_INPUTS) | $(BIN)/python
+$(VENV)/.installed-onnxruntime: $(BUILD_INPUTS) | $(BIN)/python
 	@echo "installing edge_vl into $(VENV) ..." >&2
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[onnx]'
+	@touch $@
+
+# llama.cpp is compiled from source, once: the wheel stays in pip's cache.
+$(VENV)/.installed-llama_cpp: $(BUILD_INPUTS) | $(BIN)/python
+	@echo "installing edge_vl and llama.cpp into $(VENV); compiling llama.cpp for the first time takes minutes ..." >&2
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[llama]'
 	@touch $@
 
 # Warnings of the compiler are errors here, and a failed build falls back to NumPy: so ask what came out of it.
 $(VENV)/.installed-dev: $(BUILD_INPUTS) | $(BIN)/python
 	@echo "installing edge_vl and its development tools into $(VENV) ..." >&2
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[onnx,dev]' \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[onnx,llama,dev]' \
 	  --config-settings=cmake.define.EDGE_VL_KERNELS_WERROR=ON
 	@$(BIN)/python -c 'import edge_vl_kernels as k, sys; s = k.status(); sys.exit(None if s.compiled else \
 	  "the kernels were not compiled (add -v to pip install above to see why): " + s.reason)'
-	@touch $(VENV)/.installed $@
+	@touch $(VENV)/.installed-onnxruntime $(VENV)/.installed-llama_cpp $@

@@ -58,6 +58,8 @@ class Answer:
         usage: token counts.
         timings: the trace.
         reused: what was not computed again: `kv_tokens` of the cache and `image_units` that were not encoded.
+        profile: id of the device profile.
+        notes: what is not as the profile wants it, such as an engine that is missing and what runs instead.
         degraded: what was done less well than asked for, and why; empty: nothing.
         dropped: frames that were passed over before this one.
     """
@@ -72,6 +74,8 @@ class Answer:
     usage: Usage
     timings: Timings
     reused: Mapping[str, int]
+    profile: str = ""
+    notes: tuple[str, ...] = ()
     degraded: tuple[str, ...] = ()
     dropped: int = 0
 
@@ -92,6 +96,8 @@ class Answer:
             },
             "timings": self.timings.to_dict(),
             "reused": dict(self.reused),
+            "profile": self.profile,
+            "notes": list(self.notes),
             "degraded": list(self.degraded),
             "dropped": self.dropped,
         }

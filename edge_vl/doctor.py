@@ -8,10 +8,14 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from edge_vl.engine import EngineStatus
+from edge_vl.engine_choice import Attempt
 from edge_vl.environment import read_environment
-from edge_vl.errors import EdgeVLError
+from edge_vl.errors import EdgeVLError, ProfileError
 from edge_vl.machine import Machine, read_machine
-from edge_vl.models import find_model, model_names
+from edge_vl.models import BUNDLED, find_model, model_names
+from edge_vl.profile_choice import consider
+from edge_vl.profile_decision import Decision, Wishes
+from edge_vl.profile_report import lane_summary
 from edge_vl.registry import engine_names, engine_status
 
 __all__ = ["Diagnosis", "diagnose"]
@@ -28,6 +32,10 @@ class Diagnosis:
         engines: by name.
         models: by short name: empty if usable, otherwise what is wrong.
         cache_dir: folder for what can be made again; empty if there is none.
+        profile: id of the device profile that is meant for this machine; empty if none can be chosen.
+        profile_reason: why it is that one, or what is wrong.
+        lanes: what would run the bundled model, by lane.
+        features: instruction sets of the processor that a profile's choice depends on, by what they are good for.
         advice: commands and settings that would make things better, the most important first.
     """
 
@@ -37,6 +45,10 @@ class Diagnosis:
     engines: dict[str, EngineStatus]
     models: dict[str, str]
     cache_dir: str
+    profile: str
+    profile_reason: str
+    lanes: dict[str, str]
+    features: dict[str, str]
     advice: tuple[str, ...]
 
     @property
@@ -60,6 +72,8 @@ def diagnose() -> Diagnosis:
     engines = {name: engine_status(name) for name in engine_names()}
     models = {name: _trouble_with(name) for name in model_names()}
     machine = read_machine()
+    decision, trouble = _decision(machine)
+    match = None if decision is None else next(m for m in decision.matches if m.profile is decision.profile)
     return Diagnosis(
         version=_version(),
         machine=machine,
@@ -67,8 +81,34 @@ def diagnose() -> Diagnosis:
         engines=engines,
         models=models,
         cache_dir=str(environment.cache_dir or ""),
-        advice=tuple(_advice(machine, kernels, engines, models)),
+        profile="" if match is None else match.profile.id,
+        profile_reason=trouble if match is None else match.reason,
+        lanes={} if decision is None else {lane.lane: lane_summary(lane) for lane in decision.lanes},
+        features={} if decision is None else _features(decision),
+        advice=tuple([trouble] * bool(trouble) + _advice(machine, kernels, engines, models, decision)),
     )
+
+
+def _decision(machine: Machine) -> tuple[Decision | None, str]:
+    """Choose for the bundled model; a profile or model that cannot be used is an answer, too."""
+    try:
+        return consider(find_model(BUNDLED), Wishes(), machine), ""
+    except ProfileError as error:
+        return None, f"a device profile cannot be used: {error}"
+    except EdgeVLError:
+        return None, ""  # the model's own trouble is told with the models
+
+
+def _features(decision: Decision) -> dict[str, str]:
+    """Say what the instruction sets that the profile asks for are good for."""
+    features: dict[str, str] = {}
+    for lane in decision.lanes:
+        for attempt in lane.attempts:
+            found = [flag for flag in attempt.choice.any_cpu_flags if flag in decision.machine.flags]
+            if found:
+                choice = attempt.choice
+                features[f"{' or '.join(choice.dtypes)} {lane.lane} on {choice.name}"] = ", ".join(found)
+    return features
 
 
 def _kernels(isa: str) -> dict[str, Any]:
@@ -95,15 +135,24 @@ def _trouble_with(model: str) -> str:
 
 
 def _advice(
-    machine: Machine, kernels: dict[str, Any], engines: dict[str, EngineStatus], models: dict[str, str]
+    machine: Machine,
+    kernels: dict[str, Any],
+    engines: dict[str, EngineStatus],
+    models: dict[str, str],
+    decision: Decision | None,
 ) -> list[str]:
     advice: list[str] = []
     if not engines:
         advice.append("no engine is installed: pip install onnx onnxruntime")
+    wanted = {} if decision is None else _preferred_but_missing(decision)
+    for name, (attempt, lanes) in wanted.items():
+        command = f": {attempt.install}" if attempt.install else ""
+        advice.append(f"the device's profile prefers {name} for {' and '.join(lanes)} ({attempt.reason}){command}")
     for name, status in engines.items():
-        if not status.is_available:
+        if not status.is_available and name not in wanted:
             command = f": {status.install}" if status.install else ""
             advice.append(f"engine {name} cannot run ({status.reason}){command}")
+    advice += machine.notes
     advice += [f"model {name} is not usable: {trouble}" for name, trouble in models.items() if trouble]
     if not kernels["compiled"]:
         advice.append(f"the NumPy kernels are in use ({kernels['reason']}): install g++ and reinstall edge-vl")
@@ -113,6 +162,18 @@ def _advice(
     if sys.flags.debug:
         advice.append("Python runs in debug mode, which slows everything down")
     return advice
+
+
+def _preferred_but_missing(decision: Decision) -> dict[str, tuple[Attempt, list[str]]]:
+    """Return the engines that the profile prefers to those that run, with the lanes they are preferred for."""
+    wanted: dict[str, tuple[Attempt, list[str]]] = {}
+    for lane in decision.lanes:
+        for attempt in lane.attempts:
+            if attempt.outcome == "missing":
+                _, lanes = wanted.setdefault(attempt.choice.name, (attempt, []))
+                if lane.lane not in lanes:
+                    lanes.append(lane.lane)
+    return wanted
 
 
 def _version() -> str:

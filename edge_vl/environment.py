@@ -4,6 +4,9 @@
 |---|---|---|
 | `EDGE_VL_CACHE_DIR` | folder for what can be made again, such as int8 copies of a model | the user's cache folder |
 | `EDGE_VL_ISA` | kernels to use: `auto`, `reference` or an instruction set | `auto` |
+| `EDGE_VL_MODELS_DIR` | folder that pulled models are put together in | `models` in the cache folder |
+| `EDGE_VL_PROFILES_DIR` | folder with device profiles of your own (`*.toml`) | none |
+| `HF_ENDPOINT` | the Hugging Face Hub's own: address of a mirror; its others are read by its library | the Hub |
 | `ORT_DISABLE_TELEMETRY` | ONNX Runtime's own: `0` lets it write and send usage data | set to `1` by us |
 """
 
@@ -18,10 +21,10 @@ from pathlib import Path
 
 from edge_vl.errors import RequestError
 
-__all__ = ["Environment", "cache_dir", "disable_onnxruntime_telemetry", "read_environment"]
+__all__ = ["Environment", "cache_dir", "disable_onnxruntime_telemetry", "models_dir", "read_environment"]
 
 _PREFIX = "EDGE_VL_"
-_KNOWN = ("EDGE_VL_CACHE_DIR", "EDGE_VL_ISA")
+_KNOWN = ("EDGE_VL_CACHE_DIR", "EDGE_VL_ISA", "EDGE_VL_MODELS_DIR", "EDGE_VL_PROFILES_DIR")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +34,16 @@ class Environment:
     Attributes:
         cache_dir: absolute folder for what can be made again, perhaps not there yet; None: no home to put it in.
         isa: `auto`, or the kernels that must be used.
+        profiles_dir: absolute folder with device profiles; None: there is none.
+        models_dir: absolute folder for pulled models, perhaps not there yet; None: no home to put it in.
+        hub_endpoint: address of the Hugging Face Hub or a mirror, not checked; empty: its library's default.
     """
 
     cache_dir: Path | None
     isa: str
+    profiles_dir: Path | None = None
+    models_dir: Path | None = None
+    hub_endpoint: str = ""
 
 
 def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
@@ -54,7 +63,14 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
             close = difflib.get_close_matches(name.removeprefix(_PREFIX), known, n=1)
             hint = f"did you mean {_PREFIX}{close[0]}?" if close else f"known: {', '.join(_KNOWN)}"
             raise RequestError(f"unknown environment variable {name}; {hint}", field=name)
-    return Environment(cache_dir=_read_cache_dir(variables), isa=_read_isa(variables))
+    cache_dir = _read_cache_dir(variables)
+    return Environment(
+        cache_dir=cache_dir,
+        isa=_read_isa(variables),
+        profiles_dir=_read_profiles_dir(variables),
+        models_dir=_read_models_dir(variables, cache_dir),
+        hub_endpoint=variables.get("HF_ENDPOINT", "").rstrip("/"),
+    )
 
 
 def cache_dir() -> Path:
@@ -67,6 +83,20 @@ def cache_dir() -> Path:
     if folder is None:
         raise RequestError(
             "there is no home folder to keep a cache in; set EDGE_VL_CACHE_DIR to a folder", field="EDGE_VL_CACHE_DIR"
+        )
+    return folder
+
+
+def models_dir() -> Path:
+    """Return the folder for pulled models; the caller makes it.
+
+    Raises:
+        RequestError: there is no home folder to put it in, or a variable makes no sense.
+    """
+    folder = read_environment().models_dir
+    if folder is None:
+        raise RequestError(
+            "there is no home folder to keep models in; set EDGE_VL_MODELS_DIR to a folder", field="EDGE_VL_MODELS_DIR"
         )
     return folder
 
@@ -85,7 +115,7 @@ def disable_onnxruntime_telemetry() -> bool:
 
 def _read_cache_dir(variables: Mapping[str, str]) -> Path | None:
     if own := variables.get("EDGE_VL_CACHE_DIR", ""):
-        return _absolute(own)
+        return _absolute("EDGE_VL_CACHE_DIR", own)
     # The XDG specification tells readers to ignore a relative path.
     if (xdg := variables.get("XDG_CACHE_HOME", "")) and Path(xdg).is_absolute():
         return Path(xdg) / "edge_vl"
@@ -100,13 +130,29 @@ def _read_cache_dir(variables: Mapping[str, str]) -> Path | None:
     return home / ".cache" / "edge_vl"
 
 
-def _absolute(text: str) -> Path:
+def _read_models_dir(variables: Mapping[str, str], cache_dir: Path | None) -> Path | None:
+    if own := variables.get("EDGE_VL_MODELS_DIR", ""):
+        return _absolute("EDGE_VL_MODELS_DIR", own)
+    return None if cache_dir is None else cache_dir / "models"
+
+
+def _read_profiles_dir(variables: Mapping[str, str]) -> Path | None:
+    text = variables.get("EDGE_VL_PROFILES_DIR", "")
+    if not text:
+        return None
+    folder = _absolute("EDGE_VL_PROFILES_DIR", text)
+    if not folder.is_dir():
+        raise RequestError(f"EDGE_VL_PROFILES_DIR is {text!r}, which is not there", field="EDGE_VL_PROFILES_DIR")
+    return folder
+
+
+def _absolute(name: str, text: str) -> Path:
     try:
         folder = Path(text).expanduser().absolute()
     except RuntimeError as error:
-        raise RequestError(f"EDGE_VL_CACHE_DIR is {text!r}: {error}", field="EDGE_VL_CACHE_DIR") from error
+        raise RequestError(f"{name} is {text!r}: {error}", field=name) from error
     if folder.exists() and not folder.is_dir():
-        raise RequestError(f"EDGE_VL_CACHE_DIR is {text!r}, which is not a folder", field="EDGE_VL_CACHE_DIR")
+        raise RequestError(f"{name} is {text!r}, which is not a folder", field=name)
     return folder
 
 

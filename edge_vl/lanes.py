@@ -20,6 +20,8 @@ class Lanes:
         vision_lane: where it runs.
         language: the language model.
         language_lane: where it runs; the serial loop itself runs there, too.
+        profile: id of the device profile that chose them.
+        notes: what is not as that profile wants it.
     """
 
     model: str
@@ -27,6 +29,8 @@ class Lanes:
     vision_lane: Lane
     language: LanguageModel
     language_lane: Lane
+    profile: str = ""
+    notes: tuple[str, ...] = ()
 
     def finish(self) -> None:
         """Close the encoder and the language model behind whatever is queued, and take no more jobs. Does not wait."""

@@ -1,4 +1,4 @@
-"""Loading: which engine runs each lane, and both lanes brought up together."""
+"""Loading: both lanes brought up together."""
 
 from __future__ import annotations
 
@@ -7,64 +7,40 @@ from contextlib import suppress
 from typing import TypeVar
 
 from edge_vl.engine import Engine, LaneOptions, LanguageModel, PictureCutter, VisionEncoder
-from edge_vl.errors import EdgeVLError, EngineFault, ModelError, RequestError
+from edge_vl.errors import EdgeVLError, EngineFault, ModelError
 from edge_vl.families.native import Native
 from edge_vl.lane import Lane
 from edge_vl.lanes import Lanes
 from edge_vl.model_spec import ModelSpec
-from edge_vl.registry import engine_named, first_available
+from edge_vl.profile_decision import Decision
 
-__all__ = ["choose_engine", "load_lanes", "native_family"]
+__all__ = ["load_lanes", "native_family"]
 
 Loaded = TypeVar("Loaded")
 
 
-def choose_engine(engine: object) -> Engine:
-    """Return the engine that is meant by a name, by `auto` or by itself.
-
-    Raises:
-        RequestError: it is neither a name nor an engine.
-        EngineNotFound: no such engine.
-        EngineUnavailable: it cannot be imported, or for `auto`: none can run.
-    """
-    if isinstance(engine, str):
-        return first_available() if engine == "auto" else engine_named(engine)
-    if isinstance(engine, Engine):
-        return engine
-    found = type(engine).__name__
-    raise RequestError(f"an engine is wanted by name or as an object, not a {found}", field="engine")
-
-
-def load_lanes(
-    model: ModelSpec,
-    vision_engine: Engine | None,
-    language_engine: Engine,
-    vision_options: LaneOptions,
-    language_options: LaneOptions,
-) -> Lanes:
+def load_lanes(model: ModelSpec, decision: Decision) -> Lanes:
     """Start both lanes, load on each what it will run, and check that the two fit together.
 
     Args:
         model: what to load.
-        vision_engine: loads the vision encoder; None for a model that reads text only.
-        language_engine: loads the language model.
-        vision_options: how the one is to be loaded.
-        language_options: how the other is.
+        decision: which engine loads which lane, and how.
 
     Raises:
         ModelError: the files do not fit, or the two lanes do not fit each other.
         EngineUnavailable: a backend is missing.
     """
+    sees, speaks = decision.vision, decision.language
     vision_lane, language_lane = Lane("vision"), Lane("language")
     vision: VisionEncoder | None = None
     language: LanguageModel | None = None
     try:
         loading = None
-        if vision_engine is not None:
-            loading = vision_lane.submit(_load, vision_engine, vision_engine.load_vision, model, vision_options)
+        if sees is not None:
+            loading = vision_lane.submit(_load, sees.engine, sees.engine.load_vision, model, sees.options)
         try:
             language = language_lane.submit(
-                _load, language_engine, language_engine.load_language, model, language_options
+                _load, speaks.engine, speaks.engine.load_language, model, speaks.options
             ).result()
         finally:
             vision = None if loading is None else loading.result()
@@ -79,7 +55,7 @@ def load_lanes(
         vision_lane.close()
         language_lane.close()
         raise
-    return Lanes(model.name, vision, vision_lane, language, language_lane)
+    return Lanes(model.name, vision, vision_lane, language, language_lane, decision.profile.id, decision.notes)
 
 
 def native_family(model: ModelSpec, lanes: Lanes) -> Native:

@@ -1,24 +1,30 @@
 """The machine: what this process may use of it, containers' limits included.
 
-Reads `/proc`, `/sys` and the control groups of Linux. Elsewhere what cannot be known is left empty.
+Reads `/proc`, `/sys`, `/etc` and the control groups of Linux. Elsewhere what cannot be known is left empty.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Machine", "available_memory_bytes", "read_machine", "total_memory_bytes", "usable_cores"]
+from edge_vl.accelerators import Gpu, find_gpus, import_nvml
+
+__all__ = ["FLAGS", "Machine", "available_memory_bytes", "read_machine", "total_memory_bytes", "usable_cores"]
 
 _ROOT = Path("/")
 _X86_FLAGS = ("sse4_2", "avx", "avx2", "f16c", "fma", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni")
 _X86_FLAGS_LATER = ("avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16")
 _ARM_FLAGS = ("asimd", "asimdhp", "asimddp", "fphp", "i8mm", "bf16", "sve", "sve2")
-_FLAGS = frozenset((*_X86_FLAGS, *_X86_FLAGS_LATER, *_ARM_FLAGS))
+_RISCV_FLAGS = ("rvv", "zba", "zbb", "zfh", "zvfh")
+FLAGS = frozenset((*_X86_FLAGS, *_X86_FLAGS_LATER, *_ARM_FLAGS, *_RISCV_FLAGS))
+"""Instruction sets that are looked for; `rvv` is the vector extension of RISC-V."""
+
 _UNLIMITED_BYTES = 1 << 60  # version 1 of the control groups writes a number near 2**63 for "no limit"
 
 
@@ -36,6 +42,10 @@ class Machine:
         memory_available_bytes: that can be taken without swapping, likewise.
         os: system and release.
         python: implementation and version.
+        compatible: the board's names from the device tree, the most special first.
+        l4t: release of Jetson Linux, such as `36.4.3`; empty elsewhere.
+        gpus: what `edge_vl.accelerators` finds.
+        notes: what could not be found out, and what would help.
     """
 
     arch: str
@@ -47,17 +57,23 @@ class Machine:
     memory_available_bytes: int | None
     os: str
     python: str
+    compatible: tuple[str, ...] = ()
+    l4t: str = ""
+    gpus: tuple[Gpu, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def read_machine(root: Path = _ROOT) -> Machine:
     """Look at the machine as it is now.
 
     Args:
-        root: where `proc` and `sys` are.
+        root: where `etc`, `proc` and `sys` are. NVML knows this machine only, so it is asked for `/` alone.
     """
     cpu, flags = _read_cpu(root)
+    compatible = tuple(name for name in _read_text(root / "proc/device-tree/compatible").split("\0") if name.strip())
+    found = find_gpus(root, compatible, import_nvml if root == _ROOT else None)
     return Machine(
-        arch=platform.machine(),
+        arch=_read_text(root / "proc/sys/kernel/arch").strip() or platform.machine(),
         cpu=cpu or platform.processor(),
         board=_read_text(root / "proc/device-tree/model").rstrip("\0\n"),
         cores=usable_cores(root),
@@ -66,6 +82,10 @@ def read_machine(root: Path = _ROOT) -> Machine:
         memory_available_bytes=available_memory_bytes(root),
         os=f"{platform.system()} {platform.release()}",
         python=f"{platform.python_implementation()} {platform.python_version()}",
+        compatible=compatible,
+        l4t=_read_l4t(root),
+        gpus=found.gpus,
+        notes=found.notes,
     )
 
 
@@ -152,8 +172,23 @@ def _read_cpu(root: Path) -> tuple[str, tuple[str, ...]]:
         if key in ("model name", "Model", "Hardware") and not name:
             name = value
         elif key in ("flags", "Features"):
-            flags.update(_FLAGS.intersection(value.split()))
+            flags.update(FLAGS.intersection(value.split()))
+        elif key == "isa":
+            flags.update(_riscv_flags(value))
     return name, tuple(sorted(flags))
+
+
+def _riscv_flags(isa: str) -> set[str]:
+    """Read an ISA string such as `rv64imafdcv_zba_zbb`: single letters, then names behind underlines."""
+    letters, *names = isa.lower().split("_")
+    vector = {"rvv"} if "v" in letters.removeprefix("rv") else set()
+    return vector | FLAGS.intersection(names)
+
+
+def _read_l4t(root: Path) -> str:
+    """Read a line such as `# R36 (release), REVISION: 4.3, GCID: ...`."""
+    found = re.match(r"# R(\d+) \(release\), REVISION: ([\d.]+)", _read_text(root / "etc/nv_tegra_release"))
+    return f"{found[1]}.{found[2]}" if found else ""
 
 
 def _read_fields(path: Path) -> dict[str, int]:

@@ -10,7 +10,7 @@ from edge_vl.errors import EngineNotFound, EngineUnavailable
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["GROUP", "engine_named", "engine_names", "engine_status", "first_available"]
+__all__ = ["GROUP", "engine_named", "engine_names", "engine_status"]
 
 GROUP = "edge_vl.engines"
 
@@ -46,25 +46,6 @@ def engine_status(name: str) -> EngineStatus:
         return engine_named(name).status()
     except EngineUnavailable as error:
         return EngineStatus(is_available=False, reason=error.missing, install=error.install)
-
-
-def first_available() -> Engine:
-    """Return the first engine, by name, that can run here.
-
-    Raises:
-        EngineUnavailable: none can; the message gives each one's reason.
-    """
-    reasons: list[str] = []
-    install = ""
-    for name in engine_names():
-        status = engine_status(name)
-        if status.is_available:
-            return engine_named(name)
-        reasons.append(f"{name}: {status.reason}")
-        install = install or status.install
-    raise EngineUnavailable(
-        "auto", "; ".join(reasons) or "no engine is installed", install or "pip install onnx onnxruntime"
-    )
 
 
 def _points() -> dict[str, EntryPoint]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 import warnings
@@ -16,17 +17,18 @@ from typing import TYPE_CHECKING, Self, Unpack
 from edge_vl.answer import Answer
 from edge_vl.answer_stream import AnswerStream
 from edge_vl.asking import AskOptions, generation_of, picture_list
-from edge_vl.engine import Engine, LaneOptions, LanguageSpec, VisionSpec
+from edge_vl.engine import Engine, LanguageSpec, VisionSpec
 from edge_vl.errors import ContextLengthError, EdgeVLError, ImageError, QueueFull, RequestError
 from edge_vl.families import Family, family_of
 from edge_vl.lanes import Lanes
-from edge_vl.loading import choose_engine, load_lanes, native_family
+from edge_vl.loading import load_lanes, native_family
 from edge_vl.message import Message
 from edge_vl.model_spec import ModelSpec
 from edge_vl.models import find_model
 from edge_vl.option_checks import require_text, require_whole_number
 from edge_vl.pictures import Picture, load_picture
 from edge_vl.plan import ImageGrid, Plan
+from edge_vl.profile_choice import decide
 from edge_vl.request import Request, Settled
 from edge_vl.resident import Resident
 from edge_vl.serial import Job, SerialScheduler
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from edge_vl.conversation import Conversation
 
 __all__ = ["Runtime"]
+
+_log = logging.getLogger(__name__)
 
 MAX_WAITING = 16
 """Requests that may wait; each holds its pictures."""
@@ -75,26 +79,33 @@ class Runtime:
         cls,
         model: str | Path = "bundled",
         *,
+        profile: str | Path = "auto",
         vision_engine: str | Engine = "auto",
         language_engine: str | Engine = "auto",
         vision_dtype: str = "auto",
         language_dtype: str = "auto",
+        kv_dtype: str = "auto",
         device: str = "auto",
         threads: int | None = None,
         context_length: int | None = None,
+        memory_budget_mib: int | None = None,
         max_waiting: int = MAX_WAITING,
     ) -> Runtime:
         """Load a model.
 
         Args:
-            model: a short name (`bundled`) or a folder in the Hugging Face layout.
+            model: a short name (`edge-vl models list`), a folder in the Hugging Face layout, or a GGUF file.
+            profile: device profile: `auto` finds the one of this machine; or its id, or the path of a `.toml` file.
+                What the other arguments say comes before what it says.
             vision_engine: engine of the vision lane by name, or itself, or `auto`.
             language_engine: engine of the language lane, likewise.
             vision_dtype: precision of the vision encoder: `auto`, `fp32`, `fp16`, `int8`, ...
             language_dtype: precision of the language model, likewise.
+            kv_dtype: precision of the KV cache: `auto`, or what the engine offers: `fp16`, `q8_0`, `q4_0`.
             device: `auto`, `cpu`, or what `edge-vl doctor` lists.
             threads: CPU threads of a lane; None: the cores that this process may use.
-            context_length: most tokens of prompt and answer together; None: what the model allows.
+            context_length: most tokens of prompt and answer together; None: what the profile and the model allow.
+            memory_budget_mib: memory that both lanes together may take; None: what the profile allows and is free.
             max_waiting: requests that may wait or run at once before `QueueFull`.
 
         Raises:
@@ -102,22 +113,41 @@ class Runtime:
             ModelError: the model is unknown or its files do not fit together.
             EngineNotFound: no such engine.
             EngineUnavailable: an engine's backend is missing; the message says how to install it.
+            ProfileError: there is no such profile, or it says something that cannot be used.
+            MemoryBudgetError: it would take more memory than it may; the message has the largest setting that fits.
         """
-        for field, text in (("vision_dtype", vision_dtype), ("language_dtype", language_dtype), ("device", device)):
+        for field, text in (
+            ("vision_dtype", vision_dtype),
+            ("language_dtype", language_dtype),
+            ("kv_dtype", kv_dtype),
+            ("device", device),
+        ):
             require_text(text, field)
-        for field, number in (("threads", threads), ("context_length", context_length)):
+        for field, number in (
+            ("threads", threads),
+            ("context_length", context_length),
+            ("memory_budget_mib", memory_budget_mib),
+        ):
             if number is not None:
                 require_whole_number(number, field, 1)
         require_whole_number(max_waiting, "max_waiting", 1)
         spec = find_model(model)
         family = family_of(spec)
-        lanes = load_lanes(
+        decision = decide(
             spec,
-            choose_engine(vision_engine) if spec.has_vision else None,
-            choose_engine(language_engine),
-            LaneOptions(vision_dtype, threads, device),
-            LaneOptions(language_dtype, threads, device, context_length),
+            profile=profile,
+            vision_engine=vision_engine,
+            language_engine=language_engine,
+            vision_dtype=vision_dtype,
+            language_dtype=language_dtype,
+            device=device,
+            threads=threads,
+            context_length=context_length,
+            kv_dtype=kv_dtype,
         )
+        for note in decision.notes:
+            _log.info("%s: %s", spec.name, note)
+        lanes = load_lanes(spec, decision)
         try:
             family = family or native_family(spec, lanes)
             family.check_lanes(None if lanes.vision is None else lanes.vision.spec, lanes.language.tokenizer)

@@ -123,6 +123,8 @@ class SerialScheduler:
             usage=Usage(plan.num_tokens, plan.num_image_tokens, num_tokens),
             timings=request.trace.timings(),
             reused=reused,
+            profile=self._lanes.profile,
+            notes=self._lanes.notes,
         )
 
     def _encode(self, request: Request, chunks: Sequence[Chunk]) -> list[ImageEmbeds]:

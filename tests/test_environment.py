@@ -66,6 +66,18 @@ def test_an_unknown_user_in_the_cache_folder_is_an_error() -> None:
         read_environment({"EDGE_VL_CACHE_DIR": "~no-such-user-here/cache"})
 
 
+def test_a_folder_of_profiles_is_absolute_and_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+
+    assert read_environment({}).profiles_dir is None
+    assert read_environment({"EDGE_VL_PROFILES_DIR": "own"}).profiles_dir == tmp_path / "own"
+    for name in ("missing", "file"):
+        with pytest.raises(RequestError, match=f"EDGE_VL_PROFILES_DIR is '{name}', which is not"):
+            read_environment({"EDGE_VL_PROFILES_DIR": name})
+
+
 def test_without_a_home_only_the_cache_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_home() -> Path:
         raise RuntimeError("could not determine home directory")

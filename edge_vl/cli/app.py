@@ -10,6 +10,7 @@ from edge_vl.cli.ask import ask
 from edge_vl.cli.chat import chat
 from edge_vl.cli.doctor import doctor
 from edge_vl.cli.models import models
+from edge_vl.cli.profiles import profiles
 
 __all__ = ["app"]
 
@@ -45,4 +46,5 @@ def _version(is_wanted: bool) -> None:
 app.command()(ask)
 app.command()(chat)
 app.add_typer(models, name="models")
+app.add_typer(profiles, name="profiles")
 app.command()(doctor)

@@ -34,6 +34,7 @@ def ask(
     deadline_s: options.DeadlineS = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show where the time went.")] = False,
+    profile: options.Profile = "auto",
     vision_engine: options.VisionEngine = "auto",
     language_engine: options.LanguageEngine = "auto",
     vision_dtype: options.VisionDtype = "auto",
@@ -51,6 +52,7 @@ def ask(
         began_s = time.monotonic()
         with Runtime.open(
             model,
+            profile=profile,
             vision_engine=vision_engine,
             language_engine=language_engine,
             vision_dtype=vision_dtype,

@@ -24,6 +24,7 @@ def chat(
     top_p: options.TopP = 1.0,
     seed: options.Seed = 0,
     deadline_s: options.DeadlineS = None,
+    profile: options.Profile = "auto",
     vision_engine: options.VisionEngine = "auto",
     language_engine: options.LanguageEngine = "auto",
     vision_dtype: options.VisionDtype = "auto",
@@ -38,6 +39,7 @@ def chat(
     with (
         Runtime.open(
             model,
+            profile=profile,
             vision_engine=vision_engine,
             language_engine=language_engine,
             vision_dtype=vision_dtype,

@@ -34,11 +34,17 @@ def _show(diagnosis: Diagnosis) -> None:
         console.print(f"[bold]{name:<12}[/bold]{escape(value)}")
 
     line("edge-vl", f"{diagnosis.version}, {machine.python}, {machine.os}")
-    line("board", machine.board or "no device tree")
+    line("board", (machine.board or "no device tree") + (f", Jetson Linux {machine.l4t}" if machine.l4t else ""))
     line(
         "processor",
         f"{machine.cpu or machine.arch}, {machine.cores} usable cores, {' '.join(machine.flags) or 'no known flags'}",
     )
+    for gpu in machine.gpus:
+        memory = "the machine's memory" if gpu.is_unified else f"{_gib(gpu.memory_total_bytes)} of memory"
+        kind = f", compute capability {gpu.compute_capability}" if gpu.compute_capability else ""
+        line("accelerator", f"{gpu.name}, {memory}{kind} (from {gpu.source})")
+    if not machine.gpus:
+        line("accelerator", "no GPU was found")
     line("memory", f"{_gib(machine.memory_available_bytes)} free of {_gib(machine.memory_total_bytes)}")
     kernels = diagnosis.kernels
     line("kernels", str(kernels["isa"]) + (", compiled" if kernels["compiled"] else f": {kernels['reason']}"))
@@ -52,6 +58,11 @@ def _show(diagnosis: Diagnosis) -> None:
             line("", note)
     for name, trouble in diagnosis.models.items():
         line("model", f"{name}: {trouble or 'ready'}")
+    line("profile", f"{diagnosis.profile or 'none'}: {diagnosis.profile_reason}")
+    for use, flags in diagnosis.features.items():
+        line("feature", f"{flags}: {use}")
+    for lane, summary in diagnosis.lanes.items():
+        line("chosen", f"{lane} of the bundled model: {summary}")
     for advice in diagnosis.advice:
         line("advice", advice)
     line("verdict", "ready to answer" if diagnosis.can_answer else "cannot answer yet; see the advice above")

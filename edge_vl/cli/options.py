@@ -12,6 +12,7 @@ __all__ = [
     "LanguageEngine",
     "MaxTokens",
     "Model",
+    "Profile",
     "Seed",
     "Stop",
     "Temperature",
@@ -30,6 +31,10 @@ Stop = Annotated[list[str] | None, typer.Option(help="A string that ends the ans
 DeadlineS = Annotated[
     float | None,
     typer.Option(help="Seconds from the question, the model being loaded, until the whole answer must be there."),
+]
+Profile = Annotated[
+    str,
+    typer.Option(help="Device profile: auto, an id, or the path of a .toml file.", rich_help_panel="Engines"),
 ]
 VisionEngine = Annotated[str, typer.Option(help="Engine of the vision encoder.", rich_help_panel="Engines")]
 LanguageEngine = Annotated[str, typer.Option(help="Engine of the language model.", rich_help_panel="Engines")]

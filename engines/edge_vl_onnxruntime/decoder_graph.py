@@ -12,16 +12,20 @@ import numpy as np
 from edge_vl.errors import ModelError
 from edge_vl_onnxruntime.session import Session
 
-__all__ = ["FLOAT_TYPES", "DecoderGraph", "read_decoder_graph"]
+__all__ = ["COUNTS", "FLOAT_TYPES", "PAST", "DecoderGraph", "read_decoder_graph"]
 
 FLOAT_TYPES: Mapping[str, type[np.float32] | type[np.float16]] = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
 }
 _INTEGER_TYPES: Mapping[str, type[np.int64] | type[np.int32]] = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
-_PAST = re.compile(r"past(?:_key_values)?[._](\d+)[._](?:decoder[._])?(key|value)")
+PAST = re.compile(r"past(?:_key_values)?[._](\d+)[._](?:decoder[._])?(key|value)")
+"""Name of a cache input."""
+
 _PRESENT = re.compile(r"present(?:_key_values)?[._](\d+)[._](?:decoder[._])?(key|value)")
-_COUNTS = ("num_logits_to_keep", "logits_to_keep")
+COUNTS = ("num_logits_to_keep", "logits_to_keep")
+"""Inputs that say for how many rows logits are wanted."""
+
 _TOTALS = ("total_sequence_length",)
 _PASTS = ("past_sequence_length", "past_seq_len")
 _SEQLENS = ("seqlens_k",)
@@ -31,7 +35,7 @@ _ROLES = {
     "inputs_embeds": "embeds",
     "attention_mask": "mask",
     "use_cache_branch": "branch",
-    **dict.fromkeys(_COUNTS, "count"),
+    **dict.fromkeys(COUNTS, "count"),
     **dict.fromkeys(_TOTALS, "total"),
     **dict.fromkeys(_PASTS, "past"),
     **dict.fromkeys(_SEQLENS, "seqlens"),
@@ -103,7 +107,7 @@ def read_decoder_graph(session: Session, text_config: Mapping[str, Any]) -> Deco
     others: list[Input] = []
     unknown: list[str] = []
     for node in session.native.get_inputs():
-        if match := _PAST.fullmatch(node.name):
+        if match := PAST.fullmatch(node.name):
             past[int(match[1]), match[2]] = node
         elif node.name in _ROLES:
             others.append(_input(session, node))

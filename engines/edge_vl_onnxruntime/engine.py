@@ -5,13 +5,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_vl.config_values import whole_number
-from edge_vl.engine import EngineStatus, ImageEmbeds, LaneOptions, LanguageModel, LanguageSpec, Tokenizer, VisionEncoder
+from edge_vl.engine import (
+    EngineStatus,
+    ImageEmbeds,
+    LaneMemory,
+    LaneOptions,
+    LanguageModel,
+    LanguageSpec,
+    Tokenizer,
+    VisionEncoder,
+)
 from edge_vl.environment import read_environment
 from edge_vl.errors import EngineFault, EngineUnavailable, ModelError
 from edge_vl.model_spec import ModelSpec
@@ -19,7 +28,8 @@ from edge_vl_onnxruntime.decoder_graph import DecoderGraph, read_decoder_graph
 from edge_vl_onnxruntime.embedding import Embedding
 from edge_vl_onnxruntime.files import DECODER, EMBED_TOKENS, VISION_ENCODER, ModelFile, find_file, list_dtypes
 from edge_vl_onnxruntime.language import OnnxLanguageModel
-from edge_vl_onnxruntime.quantize import quantized_vision_file, vision_int8_report
+from edge_vl_onnxruntime.memory import language_memory, vision_memory
+from edge_vl_onnxruntime.quantize import made_vision_file, quantized_vision_file, vision_int8_report
 from edge_vl_onnxruntime.session import (
     ENGINE,
     INSTALL,
@@ -28,6 +38,7 @@ from edge_vl_onnxruntime.session import (
     import_onnxruntime,
     open_session,
     reason,
+    return_freed_memory,
 )
 from edge_vl_onnxruntime.vision import OnnxVisionEncoder
 
@@ -69,43 +80,75 @@ class OnnxRuntimeEngine:
             return {}
         return {
             "vision_dtypes": sorted(vision),
+            "vision_dtypes_made": ["int8"] if "fp32" in vision and "int8" not in vision else [],
             "language_dtypes": sorted(language),
             "int8_vision": vision_int8_report(model, self._cache_dir),
         }
 
+    def plan_memory(
+        self, model: ModelSpec, lane: Literal["vision", "language"], options: LaneOptions
+    ) -> LaneMemory | None:
+        """Say what a lane would take on the CPU; on other devices that was never measured."""
+        if options.device != "cpu" and (options.device != "auto" or "cuda" in self.status().devices):
+            return None
+        if lane == "vision":
+            source = _source_of_int8(model, options)
+            if source is None:
+                return vision_memory(model, find_file(model, VISION_ENCODER, options.dtype))
+            made = made_vision_file(source.path, self._cache_dir)
+            file = source if made is None else ModelFile(made, "int8")
+            return vision_memory(model, file, making_int8=made is None)
+        text: Mapping[str, Any] = model.config.get("text_config") or model.config
+        file, embed = _language_files(model, options)
+        is_shared = _names_in_place_operator(file.path)
+        return language_memory(model, file, embed.path, _context_length(model, text, options), is_shared=is_shared)
+
     def load_vision(self, model: ModelSpec, options: LaneOptions) -> VisionEncoder:
         """Load `vision_encoder*.onnx`; `int8` is made from fp32 where the model does not bring it."""
-        if options.dtype == "int8" and "int8" not in (found := list_dtypes(model, VISION_ENCODER)) and "fp32" in found:
-            source = find_file(model, VISION_ENCODER, "fp32").path
-            file = ModelFile(quantized_vision_file(model, source, self._cache_dir), "int8")
+        if (source := _source_of_int8(model, options)) is not None:
+            file = ModelFile(quantized_vision_file(model, source.path, self._cache_dir), "int8")
         else:
             file = find_file(model, VISION_ENCODER, options.dtype)
-        session = open_session(file.path, options, fixed_shapes=True)
+        session = open_session(file.path, options)
+        return_freed_memory()
         return OnnxVisionEncoder(session, model, file.dtype, isa=read_environment().isa)
 
     def load_language(self, model: ModelSpec, options: LaneOptions) -> LanguageModel:
         """Load `decoder_model_merged*.onnx` and `embed_tokens*.onnx` and try both out."""
         from edge_vl.tokenizer import HFTokenizer  # late: it loads a library
 
-        file = find_file(model, DECODER, options.dtype)
-        embed_dtype = file.dtype if file.dtype in list_dtypes(model, EMBED_TOKENS) else "auto"
-        embed_file = find_file(model, EMBED_TOKENS, embed_dtype)
+        file, embed_file = _language_files(model, options)
         tokenizer = HFTokenizer(model)
         text: Mapping[str, Any] = model.config.get("text_config") or model.config
-        decoder = open_session(file.path, options, fixed_shapes=False)
+        decoder = open_session(file.path, options)
         graph = read_decoder_graph(decoder, text)
         spec = _language_spec(decoder, graph, file.dtype, _context_length(model, text, options))
         one_thread = dataclasses.replace(options, threads=1)  # a lookup has nothing to share out
-        embed_session = open_session(embed_file.path, one_thread, fixed_shapes=False)
+        embed_session = open_session(embed_file.path, one_thread)
         embedding = Embedding(embed_session, graph.embeds.dtype, graph.hidden_size)
         _check_vocabulary(tokenizer, model.tokenizer_file, graph, file.path, embedding, embed_file.path)
         whole = OnnxLanguageModel(decoder, graph, embedding, spec, tokenizer, is_shared=False)
+        return_freed_memory()
         expected = _probe(whole, decoder)
         if _names_in_place_operator(file.path):
             in_place = OnnxLanguageModel(decoder, graph, embedding, spec, tokenizer, is_shared=True)
             if _agrees(in_place, decoder, expected):
                 return in_place
         return whole
+
+
+def _source_of_int8(model: ModelSpec, options: LaneOptions) -> ModelFile | None:
+    """Return the fp32 vision encoder if int8 is wanted and the model does not bring it."""
+    found = list_dtypes(model, VISION_ENCODER)
+    is_made = options.dtype == "int8" and "int8" not in found and "fp32" in found
+    return find_file(model, VISION_ENCODER, "fp32") if is_made else None
+
+
+def _language_files(model: ModelSpec, options: LaneOptions) -> tuple[ModelFile, ModelFile]:
+    """Find the decoder and the embeddings that go with it."""
+    decoder = find_file(model, DECODER, options.dtype)
+    embed_dtype = decoder.dtype if decoder.dtype in list_dtypes(model, EMBED_TOKENS) else "auto"
+    return decoder, find_file(model, EMBED_TOKENS, embed_dtype)
 
 
 def _context_length(model: ModelSpec, text: Mapping[str, Any], options: LaneOptions) -> int:

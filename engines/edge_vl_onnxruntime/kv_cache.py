@@ -10,7 +10,7 @@ from edge_vl.engine import KVCache
 from edge_vl_onnxruntime.decoder_graph import DecoderGraph
 from edge_vl_onnxruntime.session import Session, import_onnxruntime
 
-__all__ = ["BoundKVCache", "GrowingKVCache", "SharedKVCache"]
+__all__ = ["BoundKVCache", "GrowingKVCache", "SharedKVCache", "shared_capacity"]
 
 _MIN_CAPACITY = 64
 
@@ -210,10 +210,10 @@ class SharedKVCache(_Cache):
         self._capacity = 0
 
     def _reserve(self, num_tokens: int) -> None:
-        """Grow to the next power of two, at most the context."""
+        """Grow so that so many entries fit."""
         if num_tokens <= self._capacity:
             return
-        capacity = min(max(_MIN_CAPACITY, 1 << (num_tokens - 1).bit_length()), self._layout.context_length)
+        capacity = shared_capacity(num_tokens, self._layout.context_length)
         self._replace(self._values, self._num_tokens, max(capacity, num_tokens))
 
     def _replace(self, values: list[Any], num_tokens: int, capacity: int) -> None:
@@ -224,6 +224,11 @@ class SharedKVCache(_Cache):
         self._values = [self._layout.value(array) for array in arrays]
         self._capacity = capacity
         self._is_bound = False
+
+
+def shared_capacity(num_tokens: int, context_length: int) -> int:
+    """Return the entries that a `SharedKVCache` reserves for so many: the next power of two, at most the context."""
+    return min(max(_MIN_CAPACITY, 1 << max(0, num_tokens - 1).bit_length()), context_length)
 
 
 def _check_trim(num_tokens: int, stored: int) -> None:

@@ -17,11 +17,14 @@ from edge_vl_onnxruntime.embedding import Embedding
 from edge_vl_onnxruntime.kv_cache import BoundKVCache, GrowingKVCache, SharedKVCache
 from edge_vl_onnxruntime.session import ENGINE, Session, import_onnxruntime, reason
 
-__all__ = ["OnnxLanguageModel"]
+__all__ = ["MAX_ROWS", "RAMP_BYTES", "OnnxLanguageModel"]
 
-_MAX_ROWS = 512
+MAX_ROWS = 512
 """Rows of one run. A longer prompt goes in by several runs, which bounds the memory of a run's activations and, where
 a graph computes logits for every row, of those."""
+
+RAMP_BYTES = 24
+"""Of the buffers of positions and of ones, for each position of the context."""
 
 _CACHES = (GrowingKVCache, SharedKVCache)
 
@@ -97,9 +100,9 @@ class OnnxLanguageModel:
         try:
             embeds = self._embed(run)
             num_rows = embeds.shape[1]
-            for start in range(0, num_rows, _MAX_ROWS):
-                piece = embeds[:, start : start + _MAX_ROWS]
-                logits = self._run(own, piece, want_logits and start + _MAX_ROWS >= num_rows)
+            for start in range(0, num_rows, MAX_ROWS):
+                piece = embeds[:, start : start + MAX_ROWS]
+                logits = self._run(own, piece, want_logits and start + MAX_ROWS >= num_rows)
         except Exception as error:
             own.trim(before)
             raise _fault("prefill", error) from error

@@ -15,6 +15,7 @@ import logging
 import shutil
 import tempfile
 import time
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from edge_vl_onnxruntime.files import VISION_ENCODER, list_dtypes
 from edge_vl_onnxruntime.session import ENGINE, INSTALL, import_onnxruntime, open_session, reason
 from edge_vl_onnxruntime.vision import OnnxVisionEncoder
 
-__all__ = ["quantized_vision_file", "synthetic_tiles", "vision_int8_report"]
+__all__ = ["made_vision_file", "quantized_vision_file", "synthetic_tiles", "vision_int8_report"]
 
 _RECIPE = "dynamic-int8 per-channel matmul 1"
 _GRAPH = "vision_encoder_int8.onnx"
@@ -83,6 +84,17 @@ def quantized_vision_file(model: ModelSpec, source: Path, cache_dir: Path | None
     return entry / _GRAPH
 
 
+def made_vision_file(source: Path, cache_dir: Path | None = None) -> Path | None:
+    """Return the int8 copy of a vision encoder if it was made already.
+
+    Args:
+        source: its fp32 graph.
+        cache_dir: where entries are kept; None asks the environment.
+    """
+    entry = _entry(source, cache_dir or environment_cache_dir())
+    return entry / _GRAPH if _read_report(entry) is not None and (entry / _GRAPH).is_file() else None
+
+
 def synthetic_tiles(height: int, width: int, count: int = _NUM_TILES) -> list[NDArray[np.uint8]]:
     """Return pictures that are always the same: gradients, blocks and noise, uint8 (height, width, 3)."""
     random = np.random.default_rng(2024)
@@ -105,9 +117,16 @@ def _entry(source: Path, root: Path) -> Path:
     version = import_onnxruntime().__version__
     digest.update(f"{_RECIPE}|{version}|{_needs_reduced_range()}".encode())
     for path in sorted(source.parent.glob(f"{source.name}*")):
-        digest.update(f"|{path.name}|{path.stat().st_size}|".encode())
-        digest.update(_hash_file(path))
+        state = path.stat()
+        digest.update(f"|{path.name}|{state.st_size}|".encode())
+        digest.update(_hash_source(path, state.st_size, state.st_mtime_ns))
     return root / ENGINE / f"vision-int8-{digest.hexdigest()}"
+
+
+@lru_cache(maxsize=16)
+def _hash_source(path: Path, _size: int, _mtime_ns: int) -> bytes:
+    """Hash a file once for each of its states: the memory plan asks, and loading asks again."""
+    return _hash_file(path)
 
 
 def _hash_file(path: Path) -> bytes:
@@ -203,8 +222,8 @@ def _quantize(source: Path, target: Path) -> None:
 def _measure(model: ModelSpec, source: Path, quantised: Path) -> dict[str, Any]:
     """Compare image embeds of both graphs over synthetic tiles."""
     options = LaneOptions(device="cpu")
-    exact = OnnxVisionEncoder(open_session(source, options, fixed_shapes=True), model, "fp32")
-    approximate = OnnxVisionEncoder(open_session(quantised, options, fixed_shapes=True), model, "int8")
+    exact = OnnxVisionEncoder(open_session(source, options), model, "fp32")
+    approximate = OnnxVisionEncoder(open_session(quantised, options), model, "int8")
     height, width = exact.spec.tile_height or 512, exact.spec.tile_width or 512
     errors, cosines = [], []
     for tile in synthetic_tiles(height, width):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from edge_vl.engine import LaneOptions
 from edge_vl.environment import disable_onnxruntime_telemetry
 from edge_vl.errors import EngineUnavailable, ModelError
 from edge_vl.machine import usable_cores
+from edge_vl_onnxruntime.onnx_file import graph_with_references
 
 __all__ = [
     "DEVICES",
@@ -21,6 +24,7 @@ __all__ = [
     "import_onnxruntime",
     "open_session",
     "reason",
+    "return_freed_memory",
 ]
 
 ENGINE = "onnxruntime"
@@ -92,14 +96,12 @@ def available_devices(onnxruntime: Any) -> tuple[str, ...]:
     return tuple(device for device, provider in DEVICES.items() if provider in providers)
 
 
-def open_session(path: Path, options: LaneOptions, *, fixed_shapes: bool) -> Session:
+def open_session(path: Path, options: LaneOptions) -> Session:
     """Load a graph.
 
     Args:
         path: an `.onnx` file; external data lies beside it.
         options: device and threads of the lane.
-        fixed_shapes: every run has the same shapes. Where they vary, the planned memory of each new shape would be
-            kept for ever, so planning is switched off.
 
     Raises:
         EngineUnavailable: the backend or the device is missing.
@@ -113,12 +115,13 @@ def open_session(path: Path, options: LaneOptions, *, fixed_shapes: bool) -> Ses
     settings.log_severity_level = _SEVERITY_FATAL
     settings.intra_op_num_threads = threads
     settings.inter_op_num_threads = 1
-    settings.enable_mem_pattern = fixed_shapes
+    # The memory that is planned after the first run comes on top of what that run took, and is kept for each new shape.
+    settings.enable_mem_pattern = False
     # Two lanes have two thread pools; one that spins while idle takes the cores from the other.
     settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
         native = onnxruntime.InferenceSession(
-            str(path), settings, providers=_providers(device, onnxruntime), enable_fallback=0
+            _graph(path, device, settings), settings, providers=_providers(device, onnxruntime), enable_fallback=0
         )
     except Exception as error:  # the backend's own errors share no base class
         raise ModelError(_explain(path, error), file=str(path)) from error
@@ -129,6 +132,29 @@ def open_session(path: Path, options: LaneOptions, *, fixed_shapes: bool) -> Ses
             ENGINE, f"device {device!r} does not start here and ONNX Runtime would run on {actual!r} instead"
         )
     return Session(native, path, actual, threads)
+
+
+def _graph(path: Path, device: str, settings: Any) -> str | bytes:
+    """Return the graph with its weights left in the file, to be mapped, or where that is not possible its path.
+
+    On other devices than the CPU this was never tried; a file that is damaged is better explained by the backend.
+    """
+    if device != "cpu":
+        return str(path)
+    try:
+        graph = graph_with_references(path)
+    except ModelError:
+        return str(path)
+    settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+    return graph
+
+
+def return_freed_memory() -> None:
+    """Let the C library give back what loading has freed: glibc would keep hundreds of MiB. Elsewhere do nothing."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
 
 def reason(error: BaseException) -> str:

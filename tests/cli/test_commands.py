@@ -10,8 +10,7 @@ import pytest
 from PIL import Image
 
 from edge_vl import EngineUnavailable, registry
-from edge_vl.engine import Engine, EngineStatus
-from edge_vl.testing import FakeEngine
+from edge_vl.engine import EngineStatus
 from tests.cli.conftest import RunCli
 
 
@@ -133,12 +132,3 @@ def test_what_is_no_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     _install(monkeypatch, stranger=object())
     with pytest.raises(EngineUnavailable, match="not an engine"):
         registry.engine_named("stranger")
-
-
-def test_the_first_engine_that_can_run_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    sound: Engine = FakeEngine(name="sound")
-    _install(monkeypatch, absent=FakeEngine(name="absent", unavailable="no such chip"), sound=sound)
-    assert registry.first_available() is sound
-    _install(monkeypatch, absent=FakeEngine(name="absent", unavailable="no such chip"))
-    with pytest.raises(EngineUnavailable, match="no such chip"):
-        registry.first_available()

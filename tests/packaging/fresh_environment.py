@@ -14,7 +14,17 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ("CHANGELOG.md", "CMakeLists.txt", "LICENSE", "README.md", "edge_vl", "engines", "kernels", "pyproject.toml")
+SOURCES = (
+    "CHANGELOG.md",
+    "CMakeLists.txt",
+    "LICENSE",
+    "README.md",
+    "device_profiles",
+    "edge_vl",
+    "engines",
+    "kernels",
+    "pyproject.toml",
+)
 """What an installation is made from."""
 
 

@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.filterwarnings("default::ResourceWarning"),
 ]
 
-PACKAGES = ("edge_vl", "edge_vl_kernels", "edge_vl_onnxruntime")
+PACKAGES = ("edge_vl", "edge_vl_device_profiles", "edge_vl_kernels", "edge_vl_onnxruntime")
 INSPECT = """
 import importlib, json, sys
 from importlib.metadata import entry_points, version
@@ -102,7 +102,7 @@ def test_every_installation_is_complete(installed: FreshEnvironment) -> None:
     found = installed.evaluate(inspected(installed))
 
     assert found["version"] == "0.1.0"
-    assert found["typed"] == [True, True, True]
+    assert all(found["typed"])
     assert found["engines"] == {"onnxruntime": "edge_vl_onnxruntime:engine"}
     assert found["compiled"], found["reason"]
     assert found["library"].startswith(str(installed.folder))
@@ -134,6 +134,7 @@ def test_the_wheel_holds_the_packages_the_model_and_nothing_else(wheel: Path) ->
     assert model_files() <= names
     assert any(name.endswith(".onnx") for name in names)
     assert any(name.endswith(".gguf") for name in names)
+    assert "edge_vl_device_profiles/generic-cpu.toml" in names
     assert any(name.endswith("/LICENSE") for name in names)
     assert not any(name.endswith((".cpp", ".h", ".pyc")) for name in names)
 
@@ -143,6 +144,7 @@ def test_the_sdist_holds_what_a_build_needs(from_sdist: Path) -> None:
         names = {name.partition("/")[2] for name in archive.getnames()}
 
     assert {"CMakeLists.txt", "LICENSE", "README.md", "pyproject.toml", "kernels/csrc/cpu/scalar.cpp"} <= names
+    assert "device_profiles/edge_vl_device_profiles/generic-cpu.toml" in names
     assert model_files() <= names
 
 

@@ -1,0 +1,227 @@
+"""KV caches: sequences in the memory of one llama.cpp context."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+from edge_vl.errors import CacheFull, EngineFault
+from edge_vl_llama_cpp.library import ENGINE
+
+__all__ = ["LlamaKVCache", "Sequences"]
+
+
+@dataclass(slots=True)
+class _Span:
+    """A run of entries.
+
+    Attributes:
+        num_tokens: entries.
+        num_positions: positions that they span.
+        is_block: they can only be forgotten together.
+    """
+
+    num_tokens: int
+    num_positions: int
+    is_block: bool
+
+
+class Sequences:
+    """The sequence numbers of a context, and its memory. Belongs to the language lane."""
+
+    def __init__(self, llama: Any, memory: Any, count: int, entry_bytes: int, *, keeps_states: bool) -> None:
+        """Begin with all numbers free.
+
+        Args:
+            llama: the module `llama_cpp.llama_cpp`.
+            memory: the context's `llama_memory_t`.
+            count: sequences that the context was made for.
+            entry_bytes: memory of one entry in all layers.
+            keeps_states: the model has recurrent states: only whole sequences can be forgotten.
+        """
+        self._llama = llama
+        self._memory: Any = memory
+        self._free = list(range(count - 1, -1, -1))
+        self.entry_bytes = entry_bytes
+        self.keeps_states = keeps_states
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the context is still there."""
+        return self._memory is not None
+
+    def take(self) -> int:
+        """Return a free number.
+
+        Raises:
+            CacheFull: there is none.
+        """
+        if not self._free or (self.keeps_states and len(self._free) == 1):
+            raise CacheFull(ENGINE, 0)
+        return self._free.pop()
+
+    def save(self, sequence: int) -> int:
+        """Copy a sequence to a number that is kept free for it, and return that number.
+
+        For models with recurrent states only; `restore` or `give_back` follows.
+        """
+        saved = self._free.pop()
+        self.copy(sequence, saved)
+        return saved
+
+    def restore(self, sequence: int, saved: int) -> None:
+        """Let a sequence be what it was when it was saved."""
+        self.forget_from(sequence, -1)
+        self.copy(saved, sequence)
+
+    def give_back(self, sequence: int) -> None:
+        """Forget a sequence and free its number."""
+        if self._memory is not None:
+            self._llama.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+            self._free.append(sequence)
+
+    def copy(self, source: int, target: int) -> None:
+        """Let a free sequence have the entries of another; they are shared, not copied."""
+        self._llama.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+
+    def forget_from(self, sequence: int, position: int) -> bool:
+        """Forget the entries at a position and behind it; return whether that went well."""
+        return bool(self._llama.llama_memory_seq_rm(self._memory, sequence, position, -1))
+
+    def close(self) -> None:
+        """Note that the context is gone."""
+        self._memory = None
+
+
+class LlamaKVCache:
+    """Keys and values of one sequence."""
+
+    def __init__(self, sequences: Sequences) -> None:
+        """Begin empty.
+
+        Raises:
+            CacheFull: there are too many caches.
+        """
+        self._sequences = sequences
+        self.sequence = sequences.take()
+        self._spans: list[_Span] = []
+        self._num_tokens = 0
+        self._next_position = 0
+        self._is_open = True
+        self._broken = ""
+
+    @property
+    def owner(self) -> Sequences:
+        """The context's sequences."""
+        return self._sequences
+
+    @property
+    def num_tokens(self) -> int:
+        """Entries stored."""
+        return self._num_tokens
+
+    @property
+    def next_position(self) -> int:
+        """Position of the next token: not `num_tokens` where a picture's tokens share positions."""
+        return self._next_position
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of its entries; forks share theirs until they differ."""
+        return self._num_tokens * self._sequences.entry_bytes
+
+    def check(self, stage: str) -> None:
+        """Refuse to be used when closed, or after an error that could not be undone.
+
+        Raises:
+            EngineFault: it is.
+        """
+        if not self._is_open:
+            raise EngineFault(ENGINE, stage, "the cache is closed")
+        if self._broken:
+            raise EngineFault(ENGINE, stage, f"the cache was lost: {self._broken}")
+
+    def append(self, num_tokens: int, num_positions: int, *, is_block: bool) -> None:
+        """Note entries that the context has taken."""
+        last = self._spans[-1] if self._spans else None
+        if last is not None and not last.is_block and not is_block:
+            last.num_tokens += num_tokens
+            last.num_positions += num_positions
+        else:
+            self._spans.append(_Span(num_tokens, num_positions, is_block))
+        self._num_tokens += num_tokens
+        self._next_position += num_positions
+
+    def undo(self, why: str, saved: int | None = None) -> None:
+        """Forget what the context took behind the noted entries.
+
+        Args:
+            why: what went wrong.
+            saved: the number that the sequence was saved under, for models that cannot forget a part.
+        """
+        if saved is not None:
+            self._sequences.restore(self.sequence, saved)
+        elif not self._sequences.forget_from(self.sequence, self._next_position):
+            self._broken = why
+
+    def fork(self) -> Self:
+        """Return an independent cache with the same entries; nothing is copied until they differ.
+
+        Raises:
+            CacheFull: there are too many caches.
+            EngineFault: this one is closed.
+        """
+        self.check("fork")
+        copy = type(self)(self._sequences)
+        self._sequences.copy(self.sequence, copy.sequence)
+        copy._spans = [_Span(span.num_tokens, span.num_positions, span.is_block) for span in self._spans]
+        copy._num_tokens, copy._next_position = self._num_tokens, self._next_position
+        return copy
+
+    def trim(self, num_tokens: int) -> None:
+        """Forget all but the first `num_tokens` entries.
+
+        Raises:
+            ValueError: there are fewer, or a picture's tokens that belong together would be torn apart, or the model
+                can only forget a whole sequence.
+            EngineFault: the cache is closed.
+        """
+        self.check("trim")
+        if not 0 <= num_tokens <= self._num_tokens:
+            raise ValueError(f"cannot keep {num_tokens} of {self._num_tokens} entries")
+        if num_tokens == self._num_tokens:
+            return
+        if num_tokens and self._sequences.keeps_states:
+            raise ValueError(f"cannot keep {num_tokens} of {self._num_tokens} entries: only all of them can be forgotten")
+        spans = self._spans_of(num_tokens)
+        position = sum(span.num_positions for span in spans)
+        if not self._sequences.forget_from(self.sequence, position if num_tokens else -1):
+            self._broken = "it could not be trimmed"
+            raise EngineFault(ENGINE, "trim", self._broken)
+        self._spans, self._num_tokens, self._next_position = spans, num_tokens, position
+
+    def close(self) -> None:
+        """Give the memory back. May be called twice."""
+        if self._is_open:
+            self._is_open = False
+            self._sequences.give_back(self.sequence)
+            self._spans, self._num_tokens, self._next_position = [], 0, 0
+
+    def _spans_of(self, num_tokens: int) -> list[_Span]:
+        """Return the first entries as spans."""
+        kept: list[_Span] = []
+        rest = num_tokens
+        for span in self._spans:
+            if not rest:
+                break
+            if rest < span.num_tokens and span.is_block:
+                raise ValueError(
+                    f"cannot keep {num_tokens} of {self._num_tokens} entries: that would tear a picture apart"
+                )
+            count = min(rest, span.num_tokens)
+            positions = span.num_positions if span.is_block else count
+            kept.append(_Span(count, positions, span.is_block))
+            rest -= count
+        return kept
+
+
