@@ -1,4 +1,4 @@
-"""Whether memory or descriptors grow: thousands of requests with pictures of mixed sizes."""
+"""Whether memory or descriptors grow: thousands of requests, and hundreds of runtimes, on each engine."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.progress import report
-from benchmarks.result import Bar, Result
+from benchmarks.result import Bar, Cell, Result
 from edge_vl import Cancelled, EdgeVLError, ImageError, Runtime
 
+ENGINES = ("onnxruntime", "llama_cpp")
 SIZES = ((96, 96), (128, 96), (160, 120), (320, 240), (480, 640), (640, 360), (800, 600), (1280, 960))
 QUESTIONS = ("What is at the top left?", "Describe the picture.", "How many objects are there?", "Is there a circle?")
 MAX_GROWTH = 0.05
@@ -21,28 +22,65 @@ EVERY = 25
 
 
 def run(quick: bool) -> Result:
-    """Ask, cancel, fail and converse in turn; compare memory after a warm-up with memory at the end."""
-    num_requests = 400 if quick else 2_000
+    """Ask, cancel, fail and converse in turn on each engine; then open and close runtimes."""
+    bars: dict[str, Bar] = {}
+    table: list[dict[str, Cell]] = []
+    for engine in ENGINES:
+        rows = _requests(engine, 400 if quick else 2_000)
+        bars |= _bars(f"requests on {engine}", rows)
+        table += rows
+    for engine in ENGINES:
+        rows = _cycles(engine, 40 if quick else 200)
+        bars |= _bars(f"opening and closing {engine}", rows)
+        table += rows
+    return Result(bars, table)
+
+
+def _requests(engine: str, num_requests: int) -> list[dict[str, Cell]]:
+    """Compare memory after a warm-up with memory at the end."""
     num_warm_up = num_requests // 4
     rng = np.random.default_rng(0)
-    table: list[dict[str, str | int | float]] = []
-    with Runtime.open(model="bundled") as runtime:
+    rows: list[dict[str, Cell]] = []
+    with Runtime.open(model="bundled", vision_engine=engine, language_engine=engine) as runtime:
         for number in range(num_requests + 1):
             _ask(runtime, number, rng)
             if number >= num_warm_up and number % EVERY == 0:
-                gc.collect()
-                table.append({"requests": number, "anonymous_kib": _anonymous_kib(), "descriptors": _num_descriptors()})
+                rows.append(_row(f"{engine}, requests", number))
             if number % 200 == 0:
-                report(f"{number} of {num_requests} requests, {_anonymous_kib()} KiB anonymous")
-    # Medians of the first and the last fifth: single readings jump with what the allocator keeps.
-    window = max(1, len(table) // 5)
-    first = statistics.median(float(row["anonymous_kib"]) for row in table[:window])
-    last = statistics.median(float(row["anonymous_kib"]) for row in table[-window:])
-    bars = {
-        "growth of anonymous memory": Bar((last - first) / first, MAX_GROWTH),
-        "growth of descriptors": Bar(int(table[-1]["descriptors"]) - int(table[0]["descriptors"]), 0),
+                report(f"{engine}: {number} of {num_requests} requests, {_anonymous_kib()} KiB anonymous")
+    return rows
+
+
+def _cycles(engine: str, num_cycles: int) -> list[dict[str, Cell]]:
+    """Open a runtime, ask it once and close it."""
+    rows: list[dict[str, Cell]] = []
+    pixels = np.random.default_rng(1).integers(0, 256, (96, 128, 3), np.uint8)
+    for number in range(num_cycles + 1):
+        with Runtime.open(model="bundled", vision_engine=engine, language_engine=engine) as runtime:
+            runtime.ask(pixels, QUESTIONS[0], max_tokens=4)
+        if number >= num_cycles // 4:
+            rows.append(_row(f"{engine}, cycles", number))
+        if number % 50 == 0:
+            report(f"{engine}: {number} of {num_cycles} cycles, {_anonymous_kib()} KiB anonymous")
+    return rows
+
+
+def _row(of: str, number: int) -> dict[str, Cell]:
+    gc.collect()
+    return {"of": of, "number": number, "anonymous_kib": _anonymous_kib(), "descriptors": _num_descriptors()}
+
+
+def _bars(of: str, rows: list[dict[str, Cell]]) -> dict[str, Bar]:
+    """Compare medians of the first and the last fifth: single readings jump with what the allocator keeps."""
+    window = max(1, len(rows) // 5)
+    first, last = (
+        statistics.median(float(row["anonymous_kib"] or 0) for row in part) for part in (rows[:window], rows[-window:])
+    )
+    descriptors = [int(row["descriptors"] or 0) for row in rows]
+    return {
+        f"growth of anonymous memory, {of}": Bar((last - first) / first, MAX_GROWTH),
+        f"growth of descriptors, {of}": Bar(descriptors[-1] - descriptors[0], 0),
     }
-    return Result(bars, table)
 
 
 def _ask(runtime: Runtime, number: int, rng: np.random.Generator) -> None:

@@ -253,7 +253,7 @@ def _check_logits(logits: NDArray[np.float32], language: LanguageModel) -> None:
 
 def _unit_name(chunk: ImageChunk) -> str:
     unit = chunk.unit
-    where = f"{unit.row},{unit.column}" if unit.kind == "tile" else ""
+    where = f"{unit.row},{unit.column}" if unit.row else ""
     return f"picture {chunk.image + 1} {unit.kind} {where}".rstrip()
 
 
