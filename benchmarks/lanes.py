@@ -90,6 +90,7 @@ def _answers(sees: str, speaks: str, num_scenes: int) -> list[str]:
         language_engine=speaks,
         vision_dtype=DTYPES[sees],
         language_dtype=DTYPES[speaks],
+        threads=1,  # the model is tiny: a second thread would only wait
     ) as runtime:
         for seed in range(num_scenes):
             question = _question(seed)

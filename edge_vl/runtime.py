@@ -22,6 +22,7 @@ from edge_vl.errors import ContextLengthError, EdgeVLError, ImageError, QueueFul
 from edge_vl.families import Family, family_of
 from edge_vl.lanes import Lanes
 from edge_vl.loading import load_lanes, native_family
+from edge_vl.memory_plan import check_memory
 from edge_vl.message import Message
 from edge_vl.model_spec import ModelSpec
 from edge_vl.models import find_model
@@ -147,6 +148,7 @@ class Runtime:
         )
         for note in decision.notes:
             _log.info("%s: %s", spec.name, note)
+        check_memory(spec, decision, memory_budget_mib)
         lanes = load_lanes(spec, decision)
         try:
             family = family or native_family(spec, lanes)

@@ -1,4 +1,9 @@
-"""Ask the bundled model about the bundled pictures and stream its answers."""
+"""Ask the bundled model about the bundled pictures and stream its answers.
+
+    python examples/demo.py [ENGINE]
+
+ENGINE sees and speaks: `onnxruntime`, `llama_cpp`, or `auto` for the one that edge_vl would choose by itself.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +19,9 @@ PICTURES = Path(__file__).parent / "pictures"
 def main() -> int:
     """Ask every question of `pictures/scenes.json`; return the number of wrong answers."""
     scenes = json.loads((PICTURES / "scenes.json").read_text())
+    engine = sys.argv[1] if len(sys.argv) > 1 else "auto"
     num_asked = num_wrong = 0
-    with Runtime.open(model="bundled") as runtime:
+    with Runtime.open(model="bundled", vision_engine=engine, language_engine=engine) as runtime:
         for name, asked in scenes.items():
             print(f"\nexamples/pictures/{name}")
             for question, truth in asked.items():

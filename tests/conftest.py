@@ -11,6 +11,7 @@ import pytest
 
 from edge_vl import Runtime
 from edge_vl.testing import FakeEngine
+from tests.hub_double import HubDouble, running_double
 
 TEMPLATE = (
     "<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}"
@@ -73,3 +74,20 @@ def open_fake(model_folder: Path) -> Iterator[OpenFake]:
     for runtime, engine in opened:
         runtime.close()
         assert engine.num_open == 0
+
+
+@pytest.fixture
+def hub_double(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubDouble]:
+    """Run a double of the Hub; its cache and the folder for pulled models are under `tmp_path`."""
+    import huggingface_hub
+    from huggingface_hub.utils import close_session
+
+    with running_double() as double:
+        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("HF_ENDPOINT", double.endpoint)
+        monkeypatch.setenv("EDGE_VL_MODELS_DIR", str(tmp_path / "models"))
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+        yield double
+        close_session()

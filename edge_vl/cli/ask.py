@@ -40,6 +40,8 @@ def ask(
     vision_dtype: options.VisionDtype = "auto",
     language_dtype: options.LanguageDtype = "auto",
     threads: options.Threads = None,
+    context_length: options.ContextLength = None,
+    memory_budget_mib: options.MemoryBudgetMib = None,
 ) -> None:
     """Ask a question about one or more pictures; the answer streams to standard output."""
     with errors_as_json(is_wanted=as_json):
@@ -58,6 +60,8 @@ def ask(
             vision_dtype=vision_dtype,
             language_dtype=language_dtype,
             threads=threads,
+            context_length=context_length,
+            memory_budget_mib=memory_budget_mib,
         ) as runtime:
             loaded_s = time.monotonic() - began_s
             with runtime.stream(

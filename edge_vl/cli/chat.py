@@ -30,6 +30,8 @@ def chat(
     vision_dtype: options.VisionDtype = "auto",
     language_dtype: options.LanguageDtype = "auto",
     threads: options.Threads = None,
+    context_length: options.ContextLength = None,
+    memory_budget_mib: options.MemoryBudgetMib = None,
 ) -> None:
     """Talk about a picture: one question a line, answers stream to standard output."""
     from edge_vl.pictures import load_picture
@@ -45,6 +47,8 @@ def chat(
             vision_dtype=vision_dtype,
             language_dtype=language_dtype,
             threads=threads,
+            context_length=context_length,
+            memory_budget_mib=memory_budget_mib,
         ) as runtime,
         runtime.conversation() as conversation,
     ):

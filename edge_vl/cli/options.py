@@ -7,10 +7,12 @@ from typing import Annotated
 import typer
 
 __all__ = [
+    "ContextLength",
     "DeadlineS",
     "LanguageDtype",
     "LanguageEngine",
     "MaxTokens",
+    "MemoryBudgetMib",
     "Model",
     "Profile",
     "Seed",
@@ -42,4 +44,18 @@ VisionDtype = Annotated[
     str, typer.Option(help="Precision of the vision encoder: fp32, fp16, int8, ...", rich_help_panel="Engines")
 ]
 LanguageDtype = Annotated[str, typer.Option(help="Precision of the language model.", rich_help_panel="Engines")]
+ContextLength = Annotated[
+    int | None,
+    typer.Option(
+        help="Most tokens of prompt and answer; default: what the profile and the model allow.",
+        rich_help_panel="Engines",
+    ),
+]
+MemoryBudgetMib = Annotated[
+    int | None,
+    typer.Option(
+        help="Memory that the model may take, in MiB; default: what the profile allows. Never more than is free.",
+        rich_help_panel="Engines",
+    ),
+]
 Threads = Annotated[int | None, typer.Option(help="CPU threads of each engine.", rich_help_panel="Engines")]

@@ -55,7 +55,9 @@ class BatchBuffers:
         self._batch.embd = self._no_embeds
         return self._finish(count, sequence, want_logits)
 
-    def of_embeds(self, rows: NDArray[np.float32], sequence: int, positions: NDArray[np.int32], *, want_logits: bool) -> Any:
+    def of_embeds(
+        self, rows: NDArray[np.float32], sequence: int, positions: NDArray[np.int32], *, want_logits: bool
+    ) -> Any:
         """Return a batch of embeddings; valid until the next call.
 
         Args:

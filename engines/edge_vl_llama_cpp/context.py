@@ -107,7 +107,9 @@ def make_context(model: NativeModel, plan: ContextPlan, device: Device) -> Any:
     settings.n_threads = settings.n_threads_batch = plan.threads
     kind = KV_TYPES[plan.kv_dtype]
     settings.type_k = settings.type_v = kind.number
-    settings.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED if kind.block > 1 else llama.LLAMA_FLASH_ATTN_TYPE_AUTO
+    settings.flash_attn_type = (
+        llama.LLAMA_FLASH_ATTN_TYPE_ENABLED if kind.block > 1 else llama.LLAMA_FLASH_ATTN_TYPE_AUTO
+    )
     settings.kv_unified = True  # a fork shares the entries of its trunk
     settings.swa_full = True  # sliding windows that drop entries could not be trimmed
     settings.no_perf = True

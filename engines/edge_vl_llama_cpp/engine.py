@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
-from edge_vl.engine import EngineStatus, LaneOptions, LanguageModel, LanguageSpec, Tokenizer, VisionEncoder, VisionSpec
+from edge_vl.engine import (
+    EngineStatus,
+    LaneMemory,
+    LaneOptions,
+    LanguageModel,
+    LanguageSpec,
+    Tokenizer,
+    VisionEncoder,
+    VisionSpec,
+)
 from edge_vl.errors import EngineUnavailable, ModelError
 from edge_vl.machine import usable_cores
 from edge_vl.model_spec import GGUF_FAMILY, ModelSpec
 from edge_vl_llama_cpp.context import block_tokens, head_widths, make_context, plan_context
 from edge_vl_llama_cpp.cutting import CuttingEncoder
+from edge_vl_llama_cpp.file_checks import check_projector_file, check_text_file
 from edge_vl_llama_cpp.files import GGUFFile, dtypes_of, find_projector_file, find_text_file, list_files
 from edge_vl_llama_cpp.language import LlamaLanguageModel
 from edge_vl_llama_cpp.library import ENGINE, INSTALL, Library, open_library
+from edge_vl_llama_cpp.memory import language_memory, vision_memory
 from edge_vl_llama_cpp.native_model import ModelPool, NativeModel
 from edge_vl_llama_cpp.projector import Projector, ProjectorSettings
 from edge_vl_llama_cpp.tokenizer import GGUFTokenizer, check_tokenizer
@@ -71,12 +82,26 @@ class LlamaCppEngine:
             "projector": projectors[0].projector_type if projectors else "",
         }
 
+    def plan_memory(
+        self, model: ModelSpec, lane: Literal["vision", "language"], options: LaneOptions
+    ) -> LaneMemory | None:
+        """Say what a lane would take on the CPU; on other devices that was never measured."""
+        if options.device != "cpu" and (options.device != "auto" or len(self.status().devices) > 1):
+            return None
+        if lane == "vision":
+            text = find_text_file(model, "auto")
+            return vision_memory(model, text, find_projector_file(model, text, options.dtype))
+        file = find_text_file(model, options.dtype)
+        return language_memory(model, file, plan_context(file, options, _block_tokens(model), keeps_states=False))
+
     def load_vision(self, model: ModelSpec, options: LaneOptions) -> VisionEncoder:
         """Load the mmproj file that fits the text model."""
         library = open_library()
         device = library.device(options.device)
         text = find_text_file(model, "auto")
         file = find_projector_file(model, text, options.dtype)
+        check_text_file(text)
+        check_projector_file(file)
         is_tiled = _encodes_tiles(model, file)
         tokens = 0
         if is_tiled:
@@ -104,6 +129,7 @@ class LlamaCppEngine:
         library = open_library()
         device = library.device(options.device)
         file = find_text_file(model, options.dtype)
+        check_text_file(file)
         plan_context(file, options, 0, keeps_states=False)  # refuses wrong options before anything is loaded
         native = self._models.open(library, file.path, device, with_weights=True)
         try:
@@ -121,6 +147,9 @@ class LlamaCppEngine:
         tokenizer = _tokenizer(model, native)
         plan = plan_context(file, options, _block_tokens(model), keeps_states=native.is_recurrent)
         context = make_context(native, plan, device)
+        if not library.llama.llama_get_memory(context):
+            library.llama.llama_free(context)
+            raise ModelError(f"{file.path} is not a model that writes text: it keeps no cache", file=str(file.path))
         spec = LanguageSpec(
             engine=ENGINE,
             context_length=plan.context_length,

@@ -74,12 +74,14 @@ class GGUFFile:
         dtype: precision of the weights: `fp32`, `fp16`, or ggml's name in lower case, such as `q8_0` or `q4_k_m`.
         architecture: `clip` for a vision encoder.
         values: single values of its metadata, and lists of numbers.
+        shapes: of the tensors outside the layers, fastest dimension first.
     """
 
     path: Path
     dtype: str
     architecture: str
     values: Mapping[str, Any]
+    shapes: Mapping[str, tuple[int, ...]]
 
     @property
     def is_projector(self) -> bool:
@@ -235,7 +237,8 @@ def _read_state(path: Path, _mtime_ns: int, _size: int) -> GGUFFile:
         for key, value in header.metadata.items()
         if not isinstance(value, list) or (value and not isinstance(value[0], str) and len(value) <= 1024)
     }
-    return GGUFFile(path, _dtype(header), header.architecture, values)
+    shapes = {tensor.name: tensor.shape for tensor in header.tensors if "blk." not in tensor.name}
+    return GGUFFile(path, _dtype(header), header.architecture, values, shapes)
 
 
 def _dtype(header: GGUFHeader) -> str:

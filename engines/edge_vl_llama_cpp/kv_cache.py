@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -42,6 +43,7 @@ class Sequences:
         self._llama = llama
         self._memory: Any = memory
         self._free = list(range(count - 1, -1, -1))
+        self._lost: list[int] = []  # of caches that nobody closed; filled from any thread
         self.entry_bytes = entry_bytes
         self.keeps_states = keeps_states
 
@@ -56,9 +58,21 @@ class Sequences:
         Raises:
             CacheFull: there is none.
         """
+        self.reclaim()
         if not self._free or (self.keeps_states and len(self._free) == 1):
             raise CacheFull(ENGINE, 0)
         return self._free.pop()
+
+    def watch(self, cache: LlamaKVCache) -> weakref.finalize[[int], LlamaKVCache]:
+        """Take a cache's number back when nobody has the cache any more; on the lane's thread, with its next call."""
+        finalizer = weakref.finalize(cache, self._lost.append, cache.sequence)
+        finalizer.atexit = False
+        return finalizer
+
+    def reclaim(self) -> None:
+        """Forget the sequences of caches that were dropped without being closed."""
+        while self._lost:
+            self.give_back(self._lost.pop())
 
     def save(self, sequence: int) -> int:
         """Copy a sequence to a number that is kept free for it, and return that number.
@@ -109,6 +123,7 @@ class LlamaKVCache:
         self._next_position = 0
         self._is_open = True
         self._broken = ""
+        self._finalizer = sequences.watch(self)
 
     @property
     def owner(self) -> Sequences:
@@ -192,7 +207,9 @@ class LlamaKVCache:
         if num_tokens == self._num_tokens:
             return
         if num_tokens and self._sequences.keeps_states:
-            raise ValueError(f"cannot keep {num_tokens} of {self._num_tokens} entries: only all of them can be forgotten")
+            raise ValueError(
+                f"cannot keep {num_tokens} of {self._num_tokens} entries: only all of them can be forgotten"
+            )
         spans = self._spans_of(num_tokens)
         position = sum(span.num_positions for span in spans)
         if not self._sequences.forget_from(self.sequence, position if num_tokens else -1):
@@ -204,6 +221,7 @@ class LlamaKVCache:
         """Give the memory back. May be called twice."""
         if self._is_open:
             self._is_open = False
+            self._finalizer.detach()
             self._sequences.give_back(self.sequence)
             self._spans, self._num_tokens, self._next_position = [], 0, 0
 
@@ -223,5 +241,3 @@ class LlamaKVCache:
             kept.append(_Span(count, positions, span.is_block))
             rest -= count
         return kept
-
-

@@ -119,7 +119,7 @@ class LlamaLanguageModel:
         own = self._own(cache, "prefill")
         self._check_run(own, run)
         passes = list(self._passes(run))
-        # What a recurrent state has taken in cannot be taken out again, so another sequence keeps the state from before.
+        # What a recurrent state has taken in cannot be taken out again, so another sequence keeps it from before.
         saved = self._sequences.save(own.sequence) if self._sequences.keeps_states and own.num_tokens else None
         position, taken = own.next_position, []
         try:
@@ -172,6 +172,7 @@ class LlamaLanguageModel:
         if not isinstance(cache, LlamaKVCache) or cache.owner is not self._sequences:
             raise EngineFault(ENGINE, stage, "the cache belongs to another language model")
         cache.check(stage)
+        self._sequences.reclaim()
         return cache
 
     def _check_room(self, cache: LlamaKVCache, stage: str, num_tokens: int) -> None:

@@ -58,7 +58,7 @@ class Projector:
         """Load it.
 
         Args:
-            model: share of the text model, for its vocabulary and dimensions; closed with this.
+            model: share of the text model, for its vocabulary and dimensions; once loaded, it is closed with this.
             file: the encoder's file.
             device: where it runs.
             settings: how.
@@ -79,7 +79,6 @@ class Projector:
         with library.log.collect() as errors:
             pointer = mtmd.mtmd_init_from_file(os.fsencode(file.path), model.pointer, options)
         if not pointer:
-            model.close()
             raise ModelError(f"llama.cpp cannot load {file.path}: {explain(errors)}", file=str(file.path))
         self._library = library
         self._mtmd = mtmd

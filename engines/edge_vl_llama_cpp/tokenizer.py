@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -17,6 +18,8 @@ __all__ = ["GGUFTokenizer", "check_tokenizer"]
 _CONTROL, _USER_DEFINED, _UNKNOWN = 1 << 3, 1 << 4, 1 << 0  # llama_token_attr
 _NUM_COMPARED = 500
 _MAX_PIECE_BYTES = 1 << 31
+_MAX_PIECE = 2048
+_GAP = re.compile(r" (?=\w)(?<=\w )")
 
 
 class GGUFTokenizer:
@@ -55,6 +58,7 @@ class GGUFTokenizer:
         self._marker_ids = frozenset(self._markers.values())
         longest_first = sorted(matched, key=len, reverse=True)
         self._matched = re.compile("|".join(map(re.escape, longest_first))) if matched else None
+        self._uses_patterns = llama.llama_vocab_type(model.vocabulary) == llama.LLAMA_VOCAB_TYPE_BPE
         has_bos = bool(llama.llama_vocab_get_add_bos(model.vocabulary))
         bos = int(llama.llama_vocab_bos(model.vocabulary))
         self._opening = (bos,) if has_bos and 0 <= bos < model.vocab_size else ()
@@ -85,7 +89,8 @@ class GGUFTokenizer:
         Raises:
             EngineFault: the model is closed.
         """
-        ids = [token_id for part in self._cut(text) for token_id in self._encode(part)]
+        parts = (piece for part in self._cut(text) for piece in (_pieces(part) if self._uses_patterns else (part,)))
+        ids = [token_id for part in parts for token_id in self._encode(part)]
         if self._marker_ids.isdisjoint(ids):
             return ids
         return [token_id for token_id in ids if token_id not in self._marker_ids]
@@ -117,15 +122,30 @@ class GGUFTokenizer:
         with self._model.hold():
             for _ in range(2):
                 buffer = (llama.llama_token * room)()
-                count = llama.llama_tokenize(
-                    self._model.vocabulary, data, len(data), buffer, room, False, False
-                )
+                count = llama.llama_tokenize(self._model.vocabulary, data, len(data), buffer, room, False, False)
                 if count >= 0:
                     return list(buffer[:count])
                 room = -count
                 if room >= _MAX_PIECE_BYTES:
                     break
         raise EngineFault(ENGINE, "tokenize", f"a text of {len(data)} bytes cannot be tokenized")
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Cut a long text between two words.
+
+    llama.cpp splits the text of byte-level vocabularies with patterns of the C++ library, whose depth of recursion is
+    the length of a match: some tens of thousands of equal characters overflow the stack. A text without words is cut
+    where it becomes too long.
+    """
+    start = 0
+    while len(text) - start > _MAX_PIECE:
+        end = start + _MAX_PIECE
+        for gap in _GAP.finditer(text, start + 1, end):
+            end = gap.start()
+        yield text[start:end]
+        start = end
+    yield text[start:]
 
 
 def check_tokenizer(tokenizer: HFTokenizer, model: NativeModel, file: str) -> None:

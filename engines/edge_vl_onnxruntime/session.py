@@ -51,6 +51,7 @@ _INSTALL_DEVICE = {
     "qnn": "pip install onnxruntime-qnn",
     "directml": "pip install onnxruntime-directml",
 }
+_MAPS_FROM = (1, 21)  # the first version that takes a graph as bytes and weights from a folder
 _SEVERITY_FATAL = 4  # whatever matters arrives as an exception; nothing is written to standard error
 
 
@@ -121,7 +122,10 @@ def open_session(path: Path, options: LaneOptions) -> Session:
     settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
         native = onnxruntime.InferenceSession(
-            _graph(path, device, settings), settings, providers=_providers(device, onnxruntime), enable_fallback=0
+            _graph(path, device, settings, onnxruntime),
+            settings,
+            providers=_providers(device, onnxruntime),
+            enable_fallback=0,
         )
     except Exception as error:  # the backend's own errors share no base class
         raise ModelError(_explain(path, error), file=str(path)) from error
@@ -134,12 +138,12 @@ def open_session(path: Path, options: LaneOptions) -> Session:
     return Session(native, path, actual, threads)
 
 
-def _graph(path: Path, device: str, settings: Any) -> str | bytes:
+def _graph(path: Path, device: str, settings: Any, onnxruntime: Any) -> str | bytes:
     """Return the graph with its weights left in the file, to be mapped, or where that is not possible its path.
 
     On other devices than the CPU this was never tried; a file that is damaged is better explained by the backend.
     """
-    if device != "cpu":
+    if device != "cpu" or _version(onnxruntime) < _MAPS_FROM:
         return str(path)
     try:
         graph = graph_with_references(path)
@@ -147,6 +151,12 @@ def _graph(path: Path, device: str, settings: Any) -> str | bytes:
         return str(path)
     settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
     return graph
+
+
+def _version(onnxruntime: Any) -> tuple[int, ...]:
+    """Return major and minor version, (0, 0) if they are not numbers."""
+    parts = str(onnxruntime.__version__).split(".")[:2]
+    return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else (0, 0)
 
 
 def return_freed_memory() -> None:

@@ -117,7 +117,7 @@ def test_a_whole_context_fits_and_a_prompt_longer_than_one_run_gives_the_same(
         language = ort_engine.load_language(models(kind), ONE_THREAD)
         expected = bare_logits(models(kind), list(token_ids))
         for rows in (512, 100):
-            monkeypatch.setattr("edge_vl_onnxruntime.language._MAX_ROWS", rows)
+            monkeypatch.setattr("edge_vl_onnxruntime.language.MAX_ROWS", rows)
             cache = language.new_cache()
             logits = language.prefill(cache, [TextChunk(token_ids, 0)])
             assert logits is not None
@@ -151,7 +151,7 @@ def test_buffers_in_place_grow_in_powers_of_two_up_to_the_context(models: Callab
 def test_a_failed_piece_of_a_long_prompt_leaves_the_cache(
     models: Callable[[str], ModelSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edge_vl_onnxruntime.language._MAX_ROWS", 4)
+    monkeypatch.setattr("edge_vl_onnxruntime.language.MAX_ROWS", 4)
     for kind in ("plain", "in-place"):
         language = ort_engine.load_language(models(kind), ONE_THREAD)
         cache = language.new_cache()
