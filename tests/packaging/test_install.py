@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.filterwarnings("default::ResourceWarning"),
 ]
 
-PACKAGES = ("edge_vl", "edge_vl_device_profiles", "edge_vl_kernels", "edge_vl_onnxruntime")
+PACKAGES = ("edge_vl", "edge_vl_device_profiles", "edge_vl_kernels", "edge_vl_llama_cpp", "edge_vl_onnxruntime")
 INSPECT = """
 import importlib, json, sys
 from importlib.metadata import entry_points, version
@@ -103,7 +103,10 @@ def test_every_installation_is_complete(installed: FreshEnvironment) -> None:
 
     assert found["version"] == "0.1.0"
     assert all(found["typed"])
-    assert found["engines"] == {"onnxruntime": "edge_vl_onnxruntime:engine"}
+    assert found["engines"] == {
+        "llama_cpp": "edge_vl_llama_cpp:engine",
+        "onnxruntime": "edge_vl_onnxruntime:engine",
+    }
     assert found["compiled"], found["reason"]
     assert found["library"].startswith(str(installed.folder))
     assert found["corner"] == -1.0
