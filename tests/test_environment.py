@@ -132,3 +132,18 @@ def test_telemetry_is_off_unless_the_user_wants_it(
 
     assert disable_onnxruntime_telemetry() is is_off
     assert os.environ["ORT_DISABLE_TELEMETRY"] == (value or "1")
+
+
+def test_pulled_models_are_in_the_cache_folder_or_where_they_are_wanted(tmp_path: Path) -> None:
+    cache = {"EDGE_VL_CACHE_DIR": str(tmp_path / "cache")}
+    assert read_environment(cache).models_dir == tmp_path / "cache/models"
+    own = read_environment({**cache, "EDGE_VL_MODELS_DIR": str(tmp_path / "own")})
+    assert own.models_dir == tmp_path / "own"
+    (tmp_path / "file").touch()
+    with pytest.raises(RequestError, match=r"EDGE_VL_MODELS_DIR .* not a folder"):
+        read_environment({"EDGE_VL_MODELS_DIR": str(tmp_path / "file")})
+
+
+def test_the_hubs_address_is_the_one_that_its_own_variable_names() -> None:
+    assert read_environment({}).hub_endpoint == ""
+    assert read_environment({"HF_ENDPOINT": "https://mirror.example/"}).hub_endpoint == "https://mirror.example"
