@@ -1,4 +1,4 @@
-"""First token for a picture and a question that were never seen, against llama-cpp-python's own picture handler.
+"""First token for a new picture and question, against llama-cpp-python's own picture handler.
 
 Model: the SmolVLM-256M shape, longest edge 1024, a 640x480 picture (2x2 tiles and a thumbnail), the same text file for
 all. Every question differs and every picture differs, so that nothing is reused. The answer is one token long: the time

@@ -1,4 +1,4 @@
-"""Whether both engines see and speak alike: all four combinations of lanes on the bundled model, and their tiles."""
+"""Whether all four combinations of lanes answer alike on the bundled model, and cut the same tiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens per second of the llama.cpp engine against llama-cpp-python's own `Llama`: the same file, threads and prompt.
+"""Tokens per second of the llama.cpp engine against llama-cpp-python's own `Llama`.
 
 Both answer the same question greedily, in turns; the time counts from the first token to the last.
 """

@@ -1,4 +1,4 @@
-"""How much memory a model takes against what the plan said before it was loaded, as growth over an empty runtime.
+"""How much memory a model takes, as growth over an empty runtime, against what the plan said before.
 
 Each form runs in a process of its own: the bundled model is opened on the same engines and asked, then the model under
 test is opened and asked one question about a picture, so long that prompt and answer nearly fill the context. Growth is

@@ -33,13 +33,14 @@ def pull(
     """
     from edge_vl import pull as pulling
     from edge_vl.cli.output import errors_as_json
-    from edge_vl.wanted_files import WantedFiles
+    from edge_vl.wanted_by_profile import wanted_here
 
     with errors_as_json(is_wanted=as_json):
-        wanted = WantedFiles().of_form(form).with_dtypes(vision=vision_dtype, language=language_dtype)
+        wanted, profile = wanted_here()
+        wanted = wanted.of_form(form).with_dtypes(vision=vision_dtype, language=language_dtype)
         hub = pulling.default_hub()
         plan = pulling.plan_pull(model, wanted=wanted, revision=revision, hub=hub)
-        _show_plan(plan)
+        _show_plan(plan, profile)
         if dry_run:
             if as_json:
                 print(json.dumps(_plan_facts(plan), ensure_ascii=False))
@@ -76,9 +77,9 @@ def remove(
         typer.echo(f"{_mib(left)} of its files stay in the Hub's cache: {why}", err=True)
 
 
-def _show_plan(plan: PullPlan) -> None:
+def _show_plan(plan: PullPlan, profile: str) -> None:
     """Say on standard error where a model comes from, under which licence, and what will be pulled."""
-    lines = [f"{plan.name}: {plan.title}"]
+    lines = [f"{plan.name}: {plan.title}; files as device profile {profile} wants them"]
     for repo in plan.repos:
         licence = repo.licence or "none named in its model card"
         gated = ", gated" if repo.is_gated else ""

@@ -145,11 +145,12 @@ def _graph(path: Path, device: str, settings: Any, onnxruntime: Any) -> str | by
     """
     if device != "cpu" or _version(onnxruntime) < _MAPS_FROM:
         return str(path)
+    target = path.resolve()  # the backend follows no link out of the folder; a hub's cache is made of such links
     try:
-        graph = graph_with_references(path)
+        graph = graph_with_references(target)
     except ModelError:
         return str(path)
-    settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+    settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(target.parent))
     return graph
 
 
