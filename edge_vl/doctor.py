@@ -147,7 +147,9 @@ def _advice(
     wanted = {} if decision is None else _preferred_but_missing(decision)
     for name, (attempt, lanes) in wanted.items():
         command = f": {attempt.install}" if attempt.install else ""
-        advice.append(f"the device's profile prefers {name} for {' and '.join(lanes)} ({attempt.reason}){command}")
+        least = attempt.choice.min_weights_mib
+        of = f" of models above {least} MiB" if least else ""
+        advice.append(f"the device's profile prefers {name} for {' and '.join(lanes)}{of} ({attempt.reason}){command}")
     for name, status in engines.items():
         if not status.is_available and name not in wanted:
             command = f": {status.install}" if status.install else ""
@@ -159,6 +161,11 @@ def _advice(
     available = machine.memory_available_bytes
     if available is not None and available < 512 * 1024 * 1024:
         advice.append(f"only {available // 1024**2} MiB of memory are free; larger models will not load")
+    if machine.load is not None and machine.load > machine.cores:
+        advice.append(
+            f"the machine is busy (load {machine.load:.1f} on {machine.cores} cores): threads that wait for each other "
+            f"slow llama.cpp down many times; try --threads {max(1, machine.cores - 1)}"
+        )
     if sys.flags.debug:
         advice.append("Python runs in debug mode, which slows everything down")
     return advice

@@ -162,7 +162,7 @@ def _try(lane: LaneName, choice: EngineChoice, flags: Sequence[str], look: Look)
             return missing(f"it offers {', '.join(devices) or 'no device'} here, not {choice.device}")
     at_hand = facts.lane_dtypes(lane)
     if not at_hand:
-        return missing(f"the model has no files for its {lane} lane")
+        return unsuited(f"the model has no files for its {lane} lane")
     if choice.min_weights_mib:
         size = facts.weights_bytes(lane)
         if size is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import stat
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from edge_vl.errors import ModelError
 __all__ = ["GGUFHeader", "GGUFTensor", "read_gguf_header"]
 
 _MAGIC = b"GGUF"
+_LFS_POINTER = b"version https://git-lfs"
 _MAX_DIMENSIONS = 4
 _MAX_NUMBERS = 4096  # longer arrays of numbers, such as the scores of a vocabulary, are skipped
 _STRING, _ARRAY = 8, 9
@@ -135,15 +137,26 @@ def read_gguf_header(path: Path) -> GGUFHeader:
         ModelError: it cannot be read, is no GGUF file, or is shorter than its header says.
     """
     try:
-        size = path.stat().st_size
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe would never end
+            raise ModelError(f"{path} cannot be read: it is no ordinary file", file=str(path))
+        size = status.st_size
         with path.open("rb") as file:
-            head = file.read(4)
-            if head != _MAGIC:
-                raise ModelError(f"{path} is not a GGUF file: it begins with {head!r}", file=str(path))
+            head = file.read(len(_LFS_POINTER))
+            if not head.startswith(_MAGIC):
+                raise ModelError(f"{path} {_what_it_is(head)}", file=str(path))
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _Reader(path, data, size).read()
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}", file=str(path)) from error
+
+
+def _what_it_is(head: bytes) -> str:
+    if not head:
+        return "is empty; download it again"
+    if head == _LFS_POINTER:
+        return "is a Git LFS pointer, not the model; run `git lfs pull`"
+    return f"is not a GGUF file: it begins with {head[:4]!r}"
 
 
 class _Reader:

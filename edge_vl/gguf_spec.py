@@ -19,7 +19,7 @@ _MAX_TEMPLATE_BYTES = 1 << 20
 def gguf_files(folder: Path) -> tuple[Path, ...]:
     """Return the GGUF files of a model folder, `gguf/` first; of a split file only the first part."""
     found = (path for place in (folder / "gguf", folder) if place.is_dir() for path in sorted(place.glob("*.gguf")))
-    return tuple(path for path in found if not _LATER_PART.search(path.stem))
+    return tuple(path for path in found if path.is_file() and not _LATER_PART.search(path.stem))
 
 
 def read_gguf_spec(path: Path, *, name: str = "") -> ModelSpec:

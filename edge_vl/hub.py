@@ -24,7 +24,7 @@ __all__ = ["Hub", "OnBytes"]
 OnBytes = Callable[[int], None]
 """Is told how many bytes of a file are there."""
 
-_INSTALL = 'pip install "edge-vl[hub]"'
+_INSTALL = "pip install huggingface_hub"
 _API_TIMEOUT_S = 30.0
 _PIECE_BYTES = 1 << 20
 _MAX_FRUITLESS = 1

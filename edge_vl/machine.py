@@ -46,6 +46,7 @@ class Machine:
         l4t: release of Jetson Linux, such as `36.4.3`; empty elsewhere.
         gpus: what `edge_vl.accelerators` finds.
         notes: what could not be found out, and what would help.
+        load: programs that ran or waited for a core, on average over the last minute; None if unknown.
     """
 
     arch: str
@@ -61,6 +62,7 @@ class Machine:
     l4t: str = ""
     gpus: tuple[Gpu, ...] = ()
     notes: tuple[str, ...] = ()
+    load: float | None = None
 
 
 def read_machine(root: Path = _ROOT) -> Machine:
@@ -86,7 +88,16 @@ def read_machine(root: Path = _ROOT) -> Machine:
         l4t=_read_l4t(root),
         gpus=found.gpus,
         notes=found.notes,
+        load=_read_load(root),
     )
+
+
+def _read_load(root: Path) -> float | None:
+    words = _read_text(root / "proc/loadavg").split()
+    try:
+        return float(words[0])
+    except (IndexError, ValueError):
+        return None
 
 
 def usable_cores(root: Path = _ROOT) -> int:

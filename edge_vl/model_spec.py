@@ -68,7 +68,7 @@ def read_model_spec(folder: Path, *, name: str = "") -> ModelSpec:
     if folder.suffix == ".gguf" and folder.is_file():
         return read_gguf_spec(folder, name=name)
     if not folder.is_dir():
-        raise ModelError(f"{folder} is not a folder", file=str(folder))
+        raise ModelError(f"{folder} is neither a folder nor a GGUF file (*.gguf)", file=str(folder))
     if not (folder / "config.json").exists() and gguf_files(folder):
         return read_gguf_spec(folder, name=name)
     config = _read_json(folder / "config.json")

@@ -49,6 +49,8 @@ def find_model(model: str | Path) -> ModelSpec:
         return read_model_spec(pulled.folder, name=pulled.name)
     if is_there:
         return read_model_spec(folder)
+    if folder.suffix == ".gguf" or folder.is_symlink():
+        raise ModelError(f"there is no file {str(model)!r}", file=str(model))
     raise ModelError(f"{str(model)!r} is {_hint(str(model))}", file=str(model))
 
 

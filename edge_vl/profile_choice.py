@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 from collections.abc import Sequence
 from pathlib import Path
@@ -218,8 +219,12 @@ def _look(name: str, model: ModelSpec) -> EngineFacts:
     """Ask an engine what it knows."""
     try:
         engine = engine_named(name)
-    except EngineNotFound:
-        return EngineFacts(EngineStatus(False, reason=f"no installed package offers it{_COMES_LATER.get(name, '')}"))
+    except EngineNotFound as error:
+        more = _COMES_LATER.get(name, "")
+        close = difflib.get_close_matches(name, error.known, n=1)
+        if close and not more:
+            more = f"; did you mean {close[0]!r}?"
+        return EngineFacts(EngineStatus(False, reason=f"no installed package offers it{more}"))
     except EngineUnavailable as error:
         return EngineFacts(EngineStatus(False, reason=error.missing, install=error.install))
     status = engine.status()

@@ -165,6 +165,11 @@ class Runtime:
         return self._model
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What is not as the device profile wants it, such as an engine that is missing and what runs instead."""
+        return self._lanes.notes
+
+    @property
     def vision_spec(self) -> VisionSpec | None:
         """What sees; None for a model that reads text only."""
         return None if self._lanes.vision is None else self._lanes.vision.spec

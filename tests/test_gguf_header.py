@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -77,11 +78,25 @@ def test_a_file_of_the_bundled_model_reads_as_in_the_gguf_package(name: str) -> 
     assert set(header.metadata) == {key for key in reader.fields if not key.startswith("GGUF.")}
 
 
-@pytest.mark.parametrize("content", [b"", b"GG", b"hello, I am text", b"version https://git-lfs.github.com/spec/v1\n"])
-def test_what_is_no_gguf_file_is_a_model_error(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is empty; download it again"),
+        (b"GG", "is not a GGUF file"),
+        (b"hello, I am text", "is not a GGUF file: it begins with b'hell'"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+    ],
+)
+def test_what_is_no_gguf_file_is_a_model_error_that_says_what_it_is(tmp_path: Path, content: bytes, said: str) -> None:
     (tmp_path / "no.gguf").write_bytes(content)
-    with pytest.raises(ModelError, match=r"no\.gguf"):
+    with pytest.raises(ModelError, match=rf"no\.gguf.*{said}"):
         read_gguf_header(tmp_path / "no.gguf")
+
+
+def test_a_pipe_is_refused_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+    with pytest.raises(ModelError, match="no ordinary file"):
+        read_gguf_header(tmp_path / "pipe.gguf")
 
 
 def test_a_missing_file_and_a_folder_are_model_errors(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -89,3 +90,10 @@ def test_a_type_that_no_family_knows_needs_gguf_files(tmp_path: Path) -> None:
     shutil.rmtree(folder / "gguf")
     with pytest.raises(ModelError, match="through GGUF files only"):
         family_of(read_model_spec(folder))
+
+
+def test_folders_pipes_and_dead_links_called_gguf_are_no_files_of_the_model(pair: Path) -> None:
+    (pair / "folder.gguf").mkdir()
+    os.mkfifo(pair / "pipe.gguf")
+    (pair / "link.gguf").symlink_to(pair / "missing")
+    assert [path.name for path in gguf_files(pair)] == [TEXT, PROJECTOR]

@@ -84,8 +84,10 @@ def test_a_name_that_is_nearly_right_gets_a_hint() -> None:
         find_model("bundeld")
     with pytest.raises(ModelError, match="known names: bundled"):
         find_model("no/such/model")
-    with pytest.raises(ModelError, match="not a folder"):
+    with pytest.raises(ModelError, match="neither a folder nor a GGUF file"):
         find_model(__file__)
+    with pytest.raises(ModelError, match="there is no file"):
+        find_model("missing.gguf")
 
 
 @pytest.mark.parametrize("key", ["text_config", "vision_config"])

@@ -12,8 +12,9 @@ from typing import Annotated
 import typer
 
 from edge_vl.cli import options
-from edge_vl.cli.output import errors_as_json, print_answer, print_timings
+from edge_vl.cli.output import errors_as_json, print_answer, print_notes, print_timings
 from edge_vl.errors import ImageError, RequestError
+from edge_vl.models import find_model
 
 __all__ = ["ask", "read_picture"]
 
@@ -23,7 +24,10 @@ MAX_STDIN_BYTES = 64 * 1024 * 1024
 def ask(
     words: Annotated[
         list[str],
-        typer.Argument(metavar="PICTURE... QUESTION", help="Pictures (- reads standard input), then the question."),
+        typer.Argument(
+            metavar="PICTURE... QUESTION",
+            help="Pictures (- reads standard input; none for a text-only model), then the question.",
+        ),
     ],
     model: options.Model = "bundled",
     max_tokens: options.MaxTokens = 256,
@@ -46,7 +50,7 @@ def ask(
     """Ask a question about one or more pictures; the answer streams to standard output."""
     with errors_as_json(is_wanted=as_json):
         *names, question = words
-        _check_words(names, question)
+        _check_words(names, question, has_vision=find_model(model).has_vision)
         pictures = [read_picture(name) for name in names]
 
         from edge_vl.runtime import Runtime
@@ -64,6 +68,8 @@ def ask(
             memory_budget_mib=memory_budget_mib,
         ) as runtime:
             loaded_s = time.monotonic() - began_s
+            if not as_json:
+                print_notes(runtime.notes)
             with runtime.stream(
                 pictures,
                 question,
@@ -107,8 +113,8 @@ def _is_file(text: str) -> bool:
         return False
 
 
-def _check_words(names: list[str], question: str) -> None:
-    if not names:
+def _check_words(names: list[str], question: str, *, has_vision: bool) -> None:
+    if not names and has_vision:
         raise RequestError(
             "ask needs a picture and a question, the question last: edge-vl ask PICTURE... QUESTION", field="words"
         )

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from edge_vl.cli import options
-from edge_vl.cli.output import print_answer
+from edge_vl.cli.output import print_answer, print_notes
 from edge_vl.errors import ContextLengthError, EdgeVLError, ImageError, Interrupted, RequestError
+from edge_vl.models import find_model
 
 __all__ = ["chat"]
 
@@ -17,7 +18,9 @@ _HELP = "/picture PATH shows another picture, /quit leaves; anything else is a q
 
 
 def chat(
-    picture: Annotated[str, typer.Argument(help="The picture to talk about.")],
+    picture: Annotated[
+        str | None, typer.Argument(help="The picture to talk about; none for a model that reads text only.")
+    ] = None,
     model: options.Model = "bundled",
     max_tokens: options.MaxTokens = 256,
     temperature: options.Temperature = 0.0,
@@ -37,7 +40,13 @@ def chat(
     from edge_vl.pictures import load_picture
     from edge_vl.runtime import Runtime
 
-    load_picture(picture)  # a bad picture is reported before the model loads
+    has_vision = find_model(model).has_vision
+    if has_vision and picture is None:
+        raise RequestError("chat needs a picture to talk about: edge-vl chat PICTURE", field="picture")
+    if picture is not None:
+        if not has_vision:
+            raise ImageError(f"model {model} reads text only; it cannot see pictures")
+        load_picture(picture)  # a bad picture is reported before the model loads
     with (
         Runtime.open(
             model,
@@ -52,7 +61,8 @@ def chat(
         ) as runtime,
         runtime.conversation() as conversation,
     ):
-        shown: str | None = picture
+        shown = picture
+        print_notes(runtime.notes)
         print(_HELP, file=sys.stderr)
         while (line := _read_line()) is not None:
             command, _, argument = line.partition(" ")

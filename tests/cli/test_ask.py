@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import edge_vl
 from tests.cli.conftest import RunCli
 
 
@@ -138,3 +140,45 @@ def test_a_question_without_quotes_is_explained(cli: RunCli, png: Path) -> None:
     done = cli("ask", str(png), "What", "is", "at", "the", "top", "left?")
     assert done.code == 2
     assert "quotes" in done.err
+
+
+@pytest.fixture
+def text_model(tmp_path: Path) -> str:
+    """Copy the text model's file of the bundled pair: alone, it reads text only."""
+    file = tmp_path / "text.gguf"
+    shutil.copy(next((Path(edge_vl.__file__).parent / "bundled_model/gguf").glob("*text*.gguf")), file)
+    return str(file)
+
+
+def test_a_model_that_reads_text_only_is_asked_without_a_picture(cli: RunCli, png: Path, text_model: str) -> None:
+    done = cli("ask", "Hello, who are you?", "--model", text_model, "--threads", "1")
+    assert done.code == 0
+    assert done.out.strip()
+    refused = cli("ask", str(png), "What is at the top left?", "--model", text_model)
+    assert (refused.code, refused.out) == (3, "")
+    assert "reads text only" in refused.err
+
+
+def test_a_chat_with_a_model_that_reads_text_only_needs_no_picture(cli: RunCli, png: Path, text_model: str) -> None:
+    done = cli("chat", "--model", text_model, "--threads", "1", stdin=b"Hello, who are you?\n")
+    assert done.code == 0
+    assert done.out.strip()
+    assert cli("chat", str(png), "--model", text_model).code == 3
+    assert cli("chat").code == 2
+
+
+def test_what_runs_instead_of_a_missing_engine_is_said_on_standard_error(
+    cli: RunCli, png: Path, tmp_path: Path
+) -> None:
+    profile = tmp_path / "mine.toml"
+    profile.write_text(
+        'schema = 1\nid = "mine"\nname = "Mine"\n[[vision.engines]]\nname = "llamacpp"\n'
+        '[[vision.engines]]\nname = "onnxruntime"\n[[language.engines]]\nname = "onnxruntime"\n'
+    )
+    done = cli("ask", str(png), "What is at the top left?", "--profile", str(profile))
+    assert (done.code, done.out) == (0, "a red square\n")
+    assert "note: vision: profile mine prefers llamacpp" in done.err
+    assert "did you mean 'llama_cpp'?" in done.err
+    answer = json.loads(cli("ask", str(png), "What is this?", "--profile", str(profile), "--json").out)
+    assert answer["profile"] == "mine"
+    assert len(answer["notes"]) == 1

@@ -64,7 +64,7 @@ def test_the_command_that_installs_a_preferred_engine_is_in_the_advice(monkeypat
     found = on(monkeypatch, replace(read_machine(), gpus=(), compatible=(), arch="x86_64"))
 
     assert found.advice[0] == (
-        "the device's profile prefers llama_cpp for language (No module named 'llama_cpp'): "
+        "the device's profile prefers llama_cpp for language of models above 100 MiB (No module named 'llama_cpp'): "
         "pip install llama-cpp-python"
     )
     assert sum("engine llama_cpp" in advice for advice in found.advice) == 0, "it is told once"

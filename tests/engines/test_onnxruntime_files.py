@@ -23,7 +23,7 @@ from onnxruntime.transformers.float16 import convert_float_to_float16
 from tokenizers import Tokenizer
 
 from edge_vl.engine import LaneOptions
-from edge_vl.errors import EngineUnavailable, ModelError
+from edge_vl.errors import EngineUnavailable, ModelError, RequestError
 from edge_vl.model_spec import ModelSpec
 from edge_vl.plan import ImageUnit, TextChunk
 from edge_vl_onnxruntime import engine as ort_engine
@@ -250,3 +250,8 @@ def test_a_tokenizer_with_more_ids_than_embeddings_is_refused_at_load(copy_model
     onnx.save(graph, path)
     with pytest.raises(ModelError, match=r"embed_tokens\.onnx cannot look up"):
         ort_engine.load_language(spec, ONE_THREAD)
+
+
+def test_a_kv_cache_in_another_precision_is_refused_and_not_ignored(models: Callable[[str], ModelSpec]) -> None:
+    with pytest.raises(RequestError, match="kv_dtype is 'q8_0'"):
+        ort_engine.load_language(models("plain"), LaneOptions(threads=1, kv_dtype="q8_0"))
