@@ -12,7 +12,7 @@ import mmap
 import stat
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -90,11 +90,13 @@ class GGUFHeader:
         path: the file.
         metadata: by key; an array of more than 4096 numbers is left out.
         tensors: in file order.
+        kinds: GGUF's number of each value's type, by key: 4 is uint32, 6 float32, 7 bool, 8 a string, 9 an array.
     """
 
     path: Path
     metadata: Mapping[str, Any]
     tensors: tuple[GGUFTensor, ...]
+    kinds: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def architecture(self) -> str:
@@ -176,9 +178,11 @@ class _Reader:
         if num_tensors + num_entries > self._size // 8:
             raise self._broken(f"names {num_tensors} tensors and {num_entries} entries, more than it can hold")
         metadata: dict[str, Any] = {}
+        kinds: dict[str, int] = {}
         for _ in range(num_entries):
             key = self._string()
-            value = self._value(self._number("I"))
+            kinds[key] = self._number("I")
+            value = self._value(kinds[key])
             if value is not None:
                 metadata[key] = value
         entries = [self._tensor() for _ in range(num_tensors)]
@@ -192,7 +196,7 @@ class _Reader:
         end = max((tensor.offset + tensor.nbytes for tensor in tensors), default=self._at)
         if end > self._size:
             raise self._broken(f"has {self._size} bytes and should have {end}: it is cut off; download it again")
-        return GGUFHeader(self._path, metadata, tensors)
+        return GGUFHeader(self._path, metadata, tensors, kinds)
 
     def _tensor(self) -> tuple[str, tuple[int, ...], str, int, int]:
         name = self._string()

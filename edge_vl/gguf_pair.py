@@ -41,8 +41,14 @@ _DEEPSTACK = re.compile(r"v\.deepstack\.\d+\.fc2\.weight")
 _SAYS_NOTHING = ("model", "ggmlmodel", "snapshot", "checkpoint")
 
 
-def check_pair(text: GGUFHeader, projector: GGUFHeader) -> None:
+def check_pair(text: GGUFHeader, projector: GGUFHeader, *, with_names: bool = True) -> None:
     """Refuse two files that are not of one model.
+
+    Args:
+        text: of the text model.
+        projector: of the vision encoder.
+        with_names: compare what they call themselves, too. A person may pair a tuned text model with the vision encoder
+            that it was tuned with, whatever the two are called.
 
     Raises:
         ModelError: it says what differs.
@@ -66,6 +72,8 @@ def check_pair(text: GGUFHeader, projector: GGUFHeader) -> None:
             f"the kind {text.architecture!r}",
             file=str(projector.path),
         )
+    if not with_names:
+        return
     sources, others = _base_models(text), _base_models(projector)
     if sources and others and not sources & others:
         raise ModelError(

@@ -48,6 +48,12 @@ def read_gguf_spec(path: Path, *, name: str = "") -> ModelSpec:
             raise ModelError(
                 f"{path} has text models of several kinds ({', '.join(sorted(names))}); name one file", file=str(path)
             )
+        for other in texts[1:]:
+            if _are_different(texts[0], other):
+                raise ModelError(
+                    f"{path} has different text models ({texts[0].path.name}, {other.path.name}); name one file",
+                    file=str(path),
+                )
         header, folder, only = texts[0], path, None
     return ModelSpec(
         name=name or (path.stem if only else path.resolve().name),
@@ -65,6 +71,24 @@ def read_gguf_spec(path: Path, *, name: str = "") -> ModelSpec:
         tokenizer_config=_token_texts(header),
         file=only,
     )
+
+
+def _are_different(header: GGUFHeader, other: GGUFHeader) -> bool:
+    """Whether two text models are not quantisations of one.
+
+    Two that do not give their names must at least differ in precision to be that.
+    """
+    if _text_config(header) != _text_config(other):
+        return True
+    is_named = False
+    for key in ("general.basename", "general.name"):
+        name, other_name = header.metadata.get(key), other.metadata.get(key)
+        if name and other_name:
+            is_named = True
+            if name != other_name:
+                return True
+    key = "general.file_type"
+    return not is_named and (header.dtype, header.metadata.get(key)) == (other.dtype, other.metadata.get(key))
 
 
 def _text_config(header: GGUFHeader) -> dict[str, int]:

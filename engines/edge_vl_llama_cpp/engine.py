@@ -20,7 +20,7 @@ from edge_vl.machine import usable_cores
 from edge_vl.model_spec import GGUF_FAMILY, ModelSpec
 from edge_vl_llama_cpp.context import block_tokens, head_widths, kv_dtypes, make_context, plan_context
 from edge_vl_llama_cpp.cutting import CuttingEncoder
-from edge_vl_llama_cpp.file_checks import check_projector_file, check_text_file
+from edge_vl_llama_cpp.file_checks import check_cutting, check_projector_file, check_text_file
 from edge_vl_llama_cpp.files import GGUFFile, dtypes_of, find_projector_file, find_text_file, list_files
 from edge_vl_llama_cpp.language import LlamaLanguageModel
 from edge_vl_llama_cpp.library import ENGINE, INSTALL, Library, open_library
@@ -108,6 +108,8 @@ class LlamaCppEngine:
         if is_tiled:
             tokens = tokens_of_tile(file)
             check_normalization(model, file)
+        else:
+            check_cutting(file)
         native = self._models.open(library, text.path, device, with_weights=False)
         try:
             settings = ProjectorSettings(options.threads or usable_cores(), tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from edge_vl.errors import ModelError
-from edge_vl.gguf_header import GGUFHeader, read_gguf_header
+from edge_vl.gguf_header import GGUFHeader, GGUFTensor, read_gguf_header
+from edge_vl.gguf_pair import check_pair
 from edge_vl.gguf_spec import gguf_files
 from edge_vl.model_spec import ModelSpec
 
@@ -74,14 +76,23 @@ class GGUFFile:
         dtype: precision of the weights: `fp32`, `fp16`, or ggml's name in lower case, such as `q8_0` or `q4_k_m`.
         architecture: `clip` for a vision encoder.
         values: single values of its metadata, and lists of numbers.
-        shapes: of the tensors outside the layers, fastest dimension first.
+        tensors: by name.
+        header: the same values and tensors, as they were read.
+        repeated_token: a text that two tokens of its vocabulary have; empty for none.
     """
 
     path: Path
     dtype: str
     architecture: str
     values: Mapping[str, Any]
-    shapes: Mapping[str, tuple[int, ...]]
+    tensors: Mapping[str, GGUFTensor]
+    header: GGUFHeader
+    repeated_token: str = ""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape, fastest dimension first; empty if it is not there."""
+        tensor = self.tensors.get(name)
+        return tensor.shape if tensor else ()
 
     @property
     def is_projector(self) -> bool:
@@ -183,7 +194,17 @@ def find_projector_file(model: ModelSpec, text: GGUFFile, dtype: str) -> GGUFFil
             "not of one model; download the mmproj file that was published with the text model",
             file=str(other.path),
         )
-    return _choose(model, "vision encoder", fitting, dtype)
+    paired: list[GGUFFile] = []
+    refused: ModelError | None = None
+    for file in fitting:
+        try:
+            check_pair(text.header, file.header, with_names=False)
+            paired.append(file)
+        except ModelError as error:
+            refused = refused or error
+    if refused is not None and not paired:
+        raise refused
+    return _choose(model, "vision encoder", paired, dtype)
 
 
 def _choose(model: ModelSpec, what: str, files: Sequence[GGUFFile], dtype: str) -> GGUFFile:
@@ -237,8 +258,24 @@ def _read_state(path: Path, _mtime_ns: int, _size: int) -> GGUFFile:
         for key, value in header.metadata.items()
         if not isinstance(value, list) or (value and not isinstance(value[0], str) and len(value) <= 1024)
     }
-    shapes = {tensor.name: tensor.shape for tensor in header.tensors if "blk." not in tensor.name}
-    return GGUFFile(path, _dtype(header), header.architecture, values, shapes)
+    tensors = {tensor.name: tensor for tensor in header.tensors}
+    short = GGUFHeader(path, values, header.tensors, header.kinds)
+    return GGUFFile(path, _dtype(header), header.architecture, values, tensors, short, _repeated_token(header))
+
+
+def _repeated_token(header: GGUFHeader) -> str:
+    """Return a text that two tokens have; texts that are empty or no UTF-8 are told apart by llama.cpp.
+
+    A text ends where it has a zero byte.
+    """
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+        return ""
+    tokens = [token.partition("\0")[0] for token in tokens]
+    if len(set(tokens)) == len(tokens):
+        return ""
+    texts = Counter(token for token in tokens if token and "\ufffd" not in token)
+    return next((text for text, count in texts.items() if count > 1), "")
 
 
 def _dtype(header: GGUFHeader) -> str:
