@@ -121,3 +121,12 @@ def test_files_made_from_other_repositories_are_refused() -> None:
     check_pair(text(**made_from("a/Model")), projector(**made_from("A/model")))
     with pytest.raises(ModelError, match=r"made from https://huggingface.co/a/model and from .*/a/other"):
         check_pair(text(**made_from("a/Model")), projector(**made_from("a/other")))
+
+
+def test_a_tuned_text_model_goes_with_the_encoder_of_its_base_where_names_are_not_asked() -> None:
+    mine, base = text(general__basename="mine"), projector(general__basename="SmolVLM")
+    with pytest.raises(ModelError, match="call themselves"):
+        check_pair(mine, base)
+    check_pair(mine, base, with_names=False)
+    with pytest.raises(ModelError, match="not made for"):
+        check_pair(text("qwen2"), base, with_names=False)
