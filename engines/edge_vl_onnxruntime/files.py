@@ -7,6 +7,7 @@ from pathlib import Path
 
 from edge_vl.errors import ModelError
 from edge_vl.model_spec import ModelSpec
+from edge_vl.wanted_files import ONNX_DTYPES
 
 __all__ = ["DECODER", "DTYPES", "EMBED_TOKENS", "VISION_ENCODER", "ModelFile", "find_file", "list_dtypes"]
 
@@ -14,16 +15,7 @@ VISION_ENCODER = "vision_encoder"
 EMBED_TOKENS = "embed_tokens"
 DECODER = "decoder_model_merged"
 
-DTYPES = {
-    "fp32": "",
-    "fp16": "_fp16",
-    "int8": "_int8",
-    "uint8": "_uint8",
-    "quantized": "_quantized",
-    "q4": "_q4",
-    "q4f16": "_q4f16",
-    "bnb4": "_bnb4",
-}
+DTYPES = ONNX_DTYPES
 """File name suffix of each precision, in the order in which `auto` looks: most faithful first."""
 
 _LFS_POINTER = b"version https://git-lfs"
