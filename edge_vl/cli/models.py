@@ -18,6 +18,8 @@ from edge_vl.registry import engine_named, engine_names
 
 __all__ = ["models"]
 
+_ONLY_IN_JSON = frozenset({"model", "source", "recipe", "blake2b"})  # of a file that was made: long, and for programs
+
 models = typer.Typer(help="Show, pull, make and remove models.", no_args_is_help=True)
 
 models.command("pull")(pull)
@@ -185,7 +187,8 @@ def _total_bytes(folder: Path) -> int:
 
 def _as_text(value: object) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key.replace('_', ' ')} {_as_text(item)}" for key, item in value.items())
+        shown = {key: item for key, item in value.items() if key not in _ONLY_IN_JSON}
+        return ", ".join(f"{key.replace('_', ' ')} {_as_text(item)}" for key, item in shown.items())
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
     if isinstance(value, float):
