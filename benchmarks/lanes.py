@@ -21,7 +21,7 @@ from edge_vl.pictures import load_picture
 from edge_vl.plan import TextChunk
 from edge_vl.registry import engine_named
 from edge_vl.tokenizer import HFTokenizer
-from tools.bundled_model.questions import KINDS, ask, facts
+from tools.bundled_model.questions import KINDS, Question, ask, facts
 from tools.bundled_model.rendering import render
 from tools.bundled_model.scenes import random_scene, random_size
 
@@ -76,7 +76,8 @@ def _truth(num_scenes: int) -> list[str | None]:
     return truth
 
 
-def _question(seed: int):  # type: ignore[no-untyped-def]  # the tool's own frozen value
+def _question(seed: int) -> Question | None:
+    """Return the question about a scene; None where it allows none of its kind."""
     number = seed % len(KINDS)
     return ask(KINDS[number], facts(random_scene(seed, held_out=True)), np.random.default_rng((seed, 4, number)))
 
