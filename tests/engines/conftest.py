@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from edge_vl.model_spec import ModelSpec
+from edge_vl.model_spec import ModelSpec, read_model_spec
+from edge_vl.models import find_model
+from tests.engines.tiny_gguf import write_pair
 from tests.engines.tiny_models import EXPORTS, tiny_spec, write_tiny_model
 
 
@@ -33,3 +35,16 @@ def copy_model(models: Callable[[str], ModelSpec], tmp_path: Path) -> Callable[[
         return tiny_spec(tmp_path / kind)
 
     return copy
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> ModelSpec:
+    """Return a tiny pair that a test may spoil."""
+    return write_pair(tmp_path / "pair", "gemma3")
+
+
+@pytest.fixture
+def copy_bundled(tmp_path: Path) -> ModelSpec:
+    """Return a copy of the bundled model that a test may spoil."""
+    shutil.copytree(find_model("bundled").path, tmp_path / "bundled")
+    return read_model_spec(tmp_path / "bundled")
