@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["Span", "Stage", "Timings", "Trace"]
+__all__ = ["LaneName", "Source", "Span", "Stage", "Timings", "Trace"]
 
-Stage = Literal["picture", "tile", "layout", "queue", "encode", "prefill", "decode"]
+Stage = Literal["picture", "tile", "layout", "queue", "encode", "prefill", "decode", "early"]
+
+LaneName = Literal["caller", "vision", "language"]
+"""Where work is done: on the thread of whoever asks, or in one of the two lanes."""
+
+Source = Literal["computed", "kv", "embeds", "similar", "graft"]
+"""Where a unit came from: computed now; entries kept in a KV cache; image embeds kept; embeds of a tile that looks
+the same; entries of another cache behind a changed tile."""
+
+_CALLER_STAGES = ("picture", "tile", "layout", "queue")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +32,8 @@ class Span:
         duration_s: how long it took.
         num_tokens: cache entries it added, or image tokens it made.
         detail: which one, such as `tile 1,2` or `4032x3024 JPEG`.
+        lane: where it was done.
+        source: where its result came from; what was not computed took no time.
     """
 
     stage: Stage
@@ -30,6 +41,8 @@ class Span:
     duration_s: float
     num_tokens: int = 0
     detail: str = ""
+    lane: LaneName = "language"
+    source: Source = "computed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +54,47 @@ class Timings:
         first_token_s: until the first token was chosen; None if none was.
         total_s: until the answer was complete.
         token_s: when each token of the answer was chosen.
+        schedule: how it was scheduled: `mode`, `reason`, and the measured numbers that led there.
     """
 
     spans: tuple[Span, ...]
     first_token_s: float | None
     total_s: float
     token_s: tuple[float, ...]
+    schedule: Mapping[str, Any] = field(default_factory=dict)
 
     def stage_s(self, stage: Stage) -> float:
         """Sum of one stage's durations."""
         return sum(span.duration_s for span in self.spans if span.stage == stage)
+
+    def lane_s(self, lane: LaneName) -> float:
+        """Return how long a lane worked for this answer; waiting does not count."""
+        return sum(span.duration_s for span in self.spans if span.lane == lane and span.stage != "queue")
+
+    @property
+    def overlap_ratio(self) -> float:
+        """Share of the less busy lane's time in which the other one worked, too; 0 where one of them did nothing."""
+        sees, speaks = self._busy("vision"), self._busy("language")
+        both_s = sum(
+            max(
+                0.0,
+                min(one.start_s + one.duration_s, other.start_s + other.duration_s) - max(one.start_s, other.start_s),
+            )
+            for one in sees
+            for other in speaks
+        )
+        least_s = min(self.lane_s("vision"), self.lane_s("language"))
+        return min(1.0, both_s / least_s) if least_s > 0 else 0.0
+
+    @property
+    def reuse_rate(self) -> float:
+        """Share of the prompt's entries that were not computed again: hits / max(queries, 1)."""
+        spans = [span for span in self.spans if span.stage == "prefill"]
+        hits = sum(span.num_tokens for span in spans if span.source in ("kv", "graft"))
+        return hits / max(sum(span.num_tokens for span in spans), 1)
+
+    def _busy(self, lane: LaneName) -> list[Span]:
+        return [span for span in self.spans if span.lane == lane and span.duration_s > 0]
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -70,6 +114,9 @@ class Timings:
             "total_s": _rounded(self.total_s),
             "tokens_per_s": _rounded(self.tokens_per_s),
             "stages_s": {stage: _rounded(total) for stage, total in stages.items()},
+            "overlap_ratio": _rounded(self.overlap_ratio),
+            "reuse_rate": _rounded(self.reuse_rate),
+            "schedule": dict(self.schedule),
             "token_s": [_rounded(at) for at in self.token_s],
             "spans": [
                 {
@@ -78,6 +125,8 @@ class Timings:
                     "duration_s": _rounded(span.duration_s),
                     "num_tokens": span.num_tokens,
                     "detail": span.detail,
+                    "lane": span.lane,
+                    "source": span.source,
                 }
                 for span in self.spans
             ],
@@ -89,7 +138,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 class Trace:
-    """Records the spans of one request. Handed from thread to thread with it, never shared."""
+    """Records the spans of one request. Both lanes add to it."""
 
     def __init__(self) -> None:
         """Start the clock."""
@@ -97,6 +146,7 @@ class Trace:
         self._queued_s: float | None = None
         self._spans: list[Span] = []
         self._token_s: list[float] = []
+        self._schedule: dict[str, Any] = {}
 
     def enter_queue(self) -> None:
         """Note that the request waits for its turn from now on."""
@@ -108,15 +158,38 @@ class Trace:
             self.add("queue", self._queued_s)
 
     @contextmanager
-    def span(self, stage: Stage, *, num_tokens: int = 0, detail: str = "") -> Iterator[None]:
+    def span(
+        self, stage: Stage, *, num_tokens: int = 0, detail: str = "", lane: LaneName | None = None
+    ) -> Iterator[None]:
         """Record the body as one unit of work; nothing is recorded when it raises."""
         start_s = time.monotonic()
         yield
-        self.add(stage, start_s, num_tokens=num_tokens, detail=detail)
+        self.add(stage, start_s, num_tokens=num_tokens, detail=detail, lane=lane)
 
-    def add(self, stage: Stage, start_s: float, *, num_tokens: int = 0, detail: str = "") -> None:
-        """Record work that began at `start_s` on the monotonic clock and ends now."""
-        self._spans.append(Span(stage, start_s - self.started_s, time.monotonic() - start_s, num_tokens, detail))
+    def add(
+        self, stage: Stage, start_s: float, *, num_tokens: int = 0, detail: str = "", lane: LaneName | None = None
+    ) -> None:
+        """Record work that began at `start_s` on the monotonic clock and ends now.
+
+        Args:
+            stage: what kind of work.
+            start_s: when it began.
+            num_tokens: cache entries it added, or image tokens it made.
+            detail: which one.
+            lane: where; None: where such work is usually done.
+        """
+        where = _usual_lane(stage) if lane is None else lane
+        start = start_s - self.started_s
+        self._spans.append(Span(stage, start, time.monotonic() - start_s, num_tokens, detail, where))
+
+    def add_reused(self, stage: Stage, source: Source, num_tokens: int, detail: str = "") -> None:
+        """Record something that did not have to be computed."""
+        now_s = time.monotonic() - self.started_s
+        self._spans.append(Span(stage, now_s, 0.0, num_tokens, detail, _usual_lane(stage), source))
+
+    def note_schedule(self, **facts: Any) -> None:
+        """Record how the request is scheduled, and why. JSON-ready."""
+        self._schedule.update(facts)
 
     def add_token(self) -> None:
         """Record that a token was chosen now."""
@@ -125,8 +198,15 @@ class Trace:
     def timings(self) -> Timings:
         """Return what was recorded so far."""
         return Timings(
-            spans=tuple(self._spans),
+            spans=tuple(sorted(self._spans, key=lambda span: span.start_s)),
             first_token_s=self._token_s[0] if self._token_s else None,
             total_s=time.monotonic() - self.started_s,
             token_s=tuple(self._token_s),
+            schedule=dict(self._schedule),
         )
+
+
+def _usual_lane(stage: Stage) -> LaneName:
+    if stage in _CALLER_STAGES:
+        return "caller"
+    return "vision" if stage == "encode" else "language"
