@@ -7,20 +7,16 @@ of the whole call is the time to the first token, reading the PNG included.
 
 from __future__ import annotations
 
-import base64
-import io
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
-import numpy as np
-from PIL import Image
+from functools import partial
 
 from benchmarks.models import shape_model
+from benchmarks.peers import Mtmd, gguf_pair, messages
 from benchmarks.progress import report
 from benchmarks.result import Bar, Cell, Result
+from benchmarks.soft_pictures import as_png, soft_picture
 from edge_vl import Runtime
 from edge_vl.machine import usable_cores
 
@@ -59,14 +55,17 @@ def run(quick: bool) -> Result:
     ):
         ways["edge_vl: onnxruntime int8 sees, llama_cpp speaks"] = lambda png, text: _ask(mixed, png, text)
         ways["edge_vl: llama_cpp in both lanes, f16"] = lambda png, text: _ask(single, png, text)
-        peers = {dtype: _Peer(folder, dtype, threads) for dtype in ("f16", "q8_0")}
+        peers = {
+            dtype: Mtmd(*gguf_pair(folder, TEXT_DTYPE, dtype), threads=threads, context_length=CONTEXT)
+            for dtype in ("f16", "q8_0")
+        }
         for dtype, peer in peers.items():
-            ways[f"llama-cpp-python MTMDChatHandler, {dtype} mmproj"] = peer.ask
+            ways[f"llama-cpp-python MTMDChatHandler, {dtype} mmproj"] = partial(_ask_peer, peer)
         times_s: dict[str, list[float]] = {name: [] for name in ways}
         num_prompt_tokens: dict[str, int] = {}
         for turn in range(num_rounds + 1):
             for number, (name, way) in enumerate(ways.items()):
-                png = _picture(turn * len(ways) + number)
+                png = as_png(soft_picture(turn * len(ways) + number))
                 started_s = time.perf_counter()
                 num_prompt_tokens[name] = way(png, f"What is number {turn}?")
                 if turn:  # the first turn allocates and warms up
@@ -95,41 +94,5 @@ def _ask(runtime: Runtime, png: bytes, question: str) -> int:
     return runtime.ask(png, question, max_tokens=1).usage.prompt_tokens
 
 
-class _Peer:
-    """llama-cpp-python as its documentation shows it."""
-
-    def __init__(self, folder: Path, mmproj_dtype: str, threads: int) -> None:
-        from llama_cpp import Llama
-        from llama_cpp.llama_chat_format import MTMDChatHandler
-
-        (mmproj,) = (folder / "gguf").glob(f"mmproj-*-{mmproj_dtype}.gguf")
-        (text,) = (path for path in (folder / "gguf").glob(f"*-{TEXT_DTYPE}.gguf") if "mmproj" not in path.name)
-        self._llama: Any = Llama(
-            str(text),
-            chat_handler=MTMDChatHandler(clip_model_path=str(mmproj), verbose=False, use_gpu=False),
-            n_ctx=CONTEXT,
-            n_threads=threads,
-            n_threads_batch=threads,
-            verbose=False,
-        )
-
-    def ask(self, png: bytes, question: str) -> int:
-        """Answer with one token; return the length of the prompt in tokens."""
-        url = "data:image/png;base64," + base64.b64encode(png).decode()
-        content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": question}]
-        answer = self._llama.create_chat_completion(
-            [{"role": "user", "content": content}], max_tokens=1, temperature=0.0
-        )
-        return int(answer["usage"]["prompt_tokens"])
-
-    def close(self) -> None:
-        self._llama.close()
-
-
-def _picture(seed: int) -> bytes:
-    """Return a PNG of 640x480 that no other call has: soft shapes, as a camera would see them."""
-    random = np.random.default_rng(seed)
-    small = Image.fromarray(random.integers(0, 256, (12, 16, 3), dtype=np.uint8))
-    data = io.BytesIO()
-    small.resize((640, 480), Image.Resampling.BICUBIC).save(data, "PNG")
-    return data.getvalue()
+def _ask_peer(peer: Mtmd, png: bytes, question: str) -> int:
+    return peer.first_token(messages(png, question)).prompt_tokens

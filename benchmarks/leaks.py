@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import gc
 import io
-import statistics
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from benchmarks.process_memory import anonymous_kib, growth, num_descriptors
 from benchmarks.progress import report
 from benchmarks.result import Bar, Cell, Result
 from edge_vl import Cancelled, EdgeVLError, ImageError, Runtime
@@ -47,7 +46,7 @@ def _requests(engine: str, num_requests: int) -> list[dict[str, Cell]]:
             if number >= num_warm_up and number % EVERY == 0:
                 rows.append(_row(f"{engine}, requests", number))
             if number % 200 == 0:
-                report(f"{engine}: {number} of {num_requests} requests, {_anonymous_kib()} KiB anonymous")
+                report(f"{engine}: {number} of {num_requests} requests, {anonymous_kib()} KiB anonymous")
     return rows
 
 
@@ -61,24 +60,21 @@ def _cycles(engine: str, num_cycles: int) -> list[dict[str, Cell]]:
         if number >= num_cycles // 4:
             rows.append(_row(f"{engine}, cycles", number))
         if number % 50 == 0:
-            report(f"{engine}: {number} of {num_cycles} cycles, {_anonymous_kib()} KiB anonymous")
+            report(f"{engine}: {number} of {num_cycles} cycles, {anonymous_kib()} KiB anonymous")
     return rows
 
 
 def _row(of: str, number: int) -> dict[str, Cell]:
     gc.collect()
-    return {"of": of, "number": number, "anonymous_kib": _anonymous_kib(), "descriptors": _num_descriptors()}
+    return {"of": of, "number": number, "anonymous_kib": anonymous_kib(), "descriptors": num_descriptors()}
 
 
 def _bars(of: str, rows: list[dict[str, Cell]]) -> dict[str, Bar]:
-    """Compare medians of the first and the last fifth: single readings jump with what the allocator keeps."""
-    window = max(1, len(rows) // 5)
-    first, last = (
-        statistics.median(float(row["anonymous_kib"] or 0) for row in part) for part in (rows[:window], rows[-window:])
-    )
     descriptors = [int(row["descriptors"] or 0) for row in rows]
     return {
-        f"growth of anonymous memory, {of}": Bar((last - first) / first, MAX_GROWTH),
+        f"growth of anonymous memory, {of}": Bar(
+            growth([float(row["anonymous_kib"] or 0) for row in rows]), MAX_GROWTH
+        ),
         f"growth of descriptors, {of}": Bar(descriptors[-1] - descriptors[0], 0),
     }
 
@@ -118,14 +114,3 @@ def _jpeg(pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> bytes:
     data = io.BytesIO()
     Image.fromarray(pixels).save(data, "JPEG", quality=60)
     return data.getvalue()
-
-
-def _anonymous_kib() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1])
-    raise RuntimeError("this kernel does not tell RssAnon; the benchmark needs Linux")
-
-
-def _num_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))

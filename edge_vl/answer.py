@@ -18,13 +18,14 @@ class Token:
     Attributes:
         id: the token that completed the text.
         text: never empty; all texts of kind `text` joined are the answer's text.
-        kind: part of the answer, or of a reasoning model's `<think>` block.
+        kind: part of the answer, or of a reasoning model's `<think>` block; or `early`: what the model would say if the
+            picture ended here, no part of the answer.
         index: which token of the answer it was, from 0.
     """
 
     id: int
     text: str
-    kind: Literal["text", "reasoning"]
+    kind: Literal["text", "reasoning", "early"]
     index: int
 
 
@@ -57,7 +58,8 @@ class Answer:
         dtypes: precision of each lane's weights, by lane.
         usage: token counts.
         timings: the trace.
-        reused: what was not computed again: `kv_tokens` of the cache and `image_units` that were not encoded.
+        reused: what was not computed again: `kv_tokens` of the cache, `image_units` that were not encoded, among them
+            `similar_units` that only look the same, and `grafted_tokens` of the cache behind a changed tile.
         profile: id of the device profile.
         notes: what is not as the profile wants it, such as an engine that is missing and what runs instead.
         degraded: what was done less well than asked for, and why; empty: nothing.

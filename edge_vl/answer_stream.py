@@ -9,7 +9,7 @@ from typing import Self
 
 from edge_vl.answer import Answer, Token
 from edge_vl.errors import EdgeVLError
-from edge_vl.request import Event, Generation, Request
+from edge_vl.request import Event, Generation, Progress, Request
 
 __all__ = ["AnswerStream", "Start"]
 
@@ -76,6 +76,11 @@ class AnswerStream:
             pass
         assert isinstance(self._outcome, Answer)
         return self._outcome
+
+    @property
+    def progress(self) -> Progress:
+        """How far the request has come, from measured costs."""
+        return self._request.progress
 
     def cancel(self) -> None:
         """End the request; whoever iterates gets `Cancelled`. Work stops after the unit that runs."""

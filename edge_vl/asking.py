@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TypedDict
 
 from edge_vl.errors import RequestError
-from edge_vl.request import CancelFlag, Generation
+from edge_vl.request import CancelFlag, Generation, Reuse
 from edge_vl.sampling import Sampling
 
 __all__ = ["AskOptions", "generation_of", "picture_list"]
@@ -27,6 +27,13 @@ class AskOptions(TypedDict, total=False):
         deadline_s: seconds from the call until the whole answer must be there; no limit.
         cancel: a `threading.Event` or the like, looked at between units of work.
         bgr: arrays have OpenCV's channel order; False.
+        max_frame_age_s: seconds from the moment the picture was taken until the whole answer must be there; no limit.
+        reuse: what of the frame before may be reused: `exact`: what is equal; `perceptual`: also tiles that look the
+            same; `approximate`: also the KV cache behind a changed tile. The last two may change answers.
+        stream: name of the stream of frames it belongs to; its requests share device time and remember its tiles.
+        share: weight of that stream against others; 1.
+        early_tokens: most tokens of kind `early` shown before the whole picture is in; 0.
+        degrade: fewer tiles where the deadline would not hold otherwise; True.
     """
 
     max_tokens: int
@@ -40,8 +47,15 @@ class AskOptions(TypedDict, total=False):
     deadline_s: float | None
     cancel: CancelFlag | None
     bgr: bool
+    max_frame_age_s: float | None
+    reuse: Reuse
+    stream: str
+    share: float
+    early_tokens: int
+    degrade: bool
 
 
+_SCHEDULING = ("max_frame_age_s", "reuse", "stream", "share", "early_tokens", "degrade")
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
 
 
@@ -66,6 +80,7 @@ def generation_of(options: AskOptions) -> Generation:
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         deadline_s=given.get("deadline_s"),
         cancel=given.get("cancel"),
+        **{name: given[name] for name in _SCHEDULING if name in given},
     )
 
 

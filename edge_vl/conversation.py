@@ -33,7 +33,7 @@ class Conversation:
         """Begin. `Runtime.conversation` is what callers use."""
         self._runtime = runtime
         self._messages: list[Message] = [] if system is None else [Message("system", (system,))]
-        self._resident = Resident()
+        self._resident = Resident(is_owned=True)
         self._lock = threading.Lock()
         self._turn: Request | None = None
         self._is_closed = False
@@ -118,7 +118,7 @@ class Conversation:
 
             before = self._begin_turn(request)
             try:
-                self._runtime.submit(request, messages, self._resident, on_answer=remember, on_end=lambda: None)
+                self._runtime.submit(request, messages, self._resident, on_answer=remember)
             except BaseException:
                 self._turn = before  # this one never began
                 raise

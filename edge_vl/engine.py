@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Engine",
     "EngineStatus",
+    "Graftable",
     "ImageEmbeds",
     "KVCache",
     "LaneMemory",
@@ -246,6 +247,33 @@ class KVCache(Protocol):
 
     def close(self) -> None:
         """Give the memory back. May be called twice."""
+        ...
+
+
+@runtime_checkable
+class Graftable(Protocol):
+    """A cache that can take entries from another one of the same model instead of computing them.
+
+    Whether they are what would have been computed here depends on what stands before them, which is not looked at.
+    """
+
+    def graft(self, donor: KVCache, start: int, stop: int) -> None:
+        """Append the donor's entries `start` to `stop`, at the places and positions that they have there.
+
+        The donor is not changed, and both go their own ways afterwards. When it raises, this cache is as it was.
+        Called from the language lane's thread.
+
+        Args:
+            donor: a cache of the same loaded model.
+            start: this cache's `num_tokens`, at whose place the donor has this cache's `next_position`.
+            stop: behind the last entry, at most the donor's `num_tokens`; equal to `start` for none.
+
+        Raises:
+            ValueError: the donor is of another model or does not have these entries, this cache does not end at
+                `start`, the positions differ, a picture whose tokens belong together would be torn apart, or the model
+                keeps a state that has no entries.
+            EngineFault: this cache, the donor or the model is closed.
+        """
         ...
 
 

@@ -200,9 +200,12 @@ class Interrupted(EdgeVLError):
 class DeadlineExceeded(Interrupted):
     """The deadline passed first."""
 
-    def __init__(self, deadline_s: float, *, stage: str, text: str = "") -> None:
-        """Keep the deadline that was asked for, in seconds from the call."""
-        super().__init__(f"the deadline of {deadline_s:g} s passed during {stage}", stage=stage, text=text)
+    def __init__(self, deadline_s: float, *, stage: str, text: str = "", what: str = "the deadline") -> None:
+        """Keep the limit that was asked for: seconds from the call, or of the age of its frame."""
+        reason = (
+            f"the deadline of {deadline_s:g} s passed" if what == "the deadline" else f"{what} passed {deadline_s:g} s"
+        )
+        super().__init__(f"{reason} during {stage}", stage=stage, text=text)
         self.deadline_s = deadline_s
 
 

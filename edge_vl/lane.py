@@ -56,6 +56,17 @@ class Lane:
             self._jobs.put(work)
         return future
 
+    def post(self, job: Callable[[], None]) -> None:
+        """Queue a job that nobody waits for and that does not raise; cheaper than `submit`.
+
+        Raises:
+            RuntimeError: the lane is closed.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise RuntimeError("the lane is closed")
+            self._jobs.put(job)
+
     def finish(self) -> None:
         """Take no more jobs; the thread ends after those that are queued. From any thread."""
         with self._lock:

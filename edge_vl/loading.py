@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 from edge_vl.engine import Engine, LaneOptions, LanguageModel, PictureCutter, VisionEncoder
@@ -55,7 +56,17 @@ def load_lanes(model: ModelSpec, decision: Decision) -> Lanes:
         vision_lane.close()
         language_lane.close()
         raise
-    return Lanes(model.name, vision, vision_lane, language, language_lane, decision.profile.id, decision.notes)
+    return Lanes(
+        model.name,
+        vision,
+        vision_lane,
+        language,
+        language_lane,
+        decision.profile.id,
+        decision.notes,
+        load_vision=None if sees is None else partial(_load, sees.engine, sees.engine.load_vision, model, sees.options),
+        load_language=partial(_load, speaks.engine, speaks.engine.load_language, model, speaks.options),
+    )
 
 
 def native_family(model: ModelSpec, lanes: Lanes) -> Native:

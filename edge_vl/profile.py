@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edge_vl.errors import ProfileError
+from edge_vl.mode_choice import Mode
 from edge_vl.profile_schema import KEYS, PROVENANCE, WITHOUT_PROVENANCE
 from edge_vl.toml_file import Kind, read_toml
 
@@ -159,7 +160,7 @@ class Profile:
         vision: see `ProfileLane`.
         language: likewise.
         kv_dtype: precision of the KV cache, `auto` for the engine's own.
-        schedule_mode: how the lanes take turns.
+        schedule_mode: how the lanes take turns; `auto` learns it.
         limits: see `Limits`.
         first_token_s: goal for the first token of an answer, in seconds from the question; None: no goal.
         token_s: goal for every further token.
@@ -178,7 +179,7 @@ class Profile:
     vision: ProfileLane
     language: ProfileLane
     kv_dtype: str = "auto"
-    schedule_mode: str = "serial"
+    schedule_mode: Mode | Literal["auto"] = "auto"
     limits: Limits = field(default_factory=Limits)
     first_token_s: float | None = None
     token_s: float | None = None
@@ -221,7 +222,7 @@ def read_profile(path: Path, *, is_shipped: bool = False) -> Profile:
         vision=_lane(content["vision"]),
         language=_lane(content["language"]),
         kv_dtype=kv.get("dtype", "auto"),
-        schedule_mode=content.get("schedule", {}).get("mode", "serial"),
+        schedule_mode=content.get("schedule", {}).get("mode", "auto"),
         limits=Limits(**content.get("limits", {})),
         first_token_s=slo.get("first_token_s"),
         token_s=slo.get("token_s"),

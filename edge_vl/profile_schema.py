@@ -61,7 +61,7 @@ KEYS: Mapping[str, Kind] = {
     **_engines("vision"),
     **_engines("language"),
     "kv.dtype": text("auto|fp32|fp16|bf16|q8_0|q5_1|q5_0|q4_1|q4_0|iq4_nl", "auto, fp32, fp16, q8_0 or q4_0"),
-    "schedule.mode": text("serial", "`serial`"),
+    "schedule.mode": text("auto|serial|interleaved|overlapped", "auto, serial, interleaved or overlapped"),
     "limits.context_length": whole(16, 1 << 24),
     "limits.max_image_tokens": whole(1, 1 << 20),
     "limits.longest_edge": whole(16, 1 << 16),

@@ -1,29 +1,39 @@
-"""What a cache holds, entry by entry, so that equal beginnings are computed once."""
+"""A KV cache and what its entries are."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterable, Sequence
+import numpy as np
 
 from edge_vl.engine import KVCache, LanguageModel
-from edge_vl.plan import Chunk, ImageChunk, Plan, TextChunk
+from edge_vl.entries import Entries, num_common
 
-__all__ = ["Resident", "Residents"]
+__all__ = ["Resident"]
 
-Entry = int | tuple[str, int]
-"""A text token's id, or an image unit's content key with the row of the image token."""
+_FIRST_ROOM = 256
 
 
 class Resident:
-    """A cache and what its entries are. Belongs to the language lane.
+    """A cache with notes of what is in it. Belongs to the language lane.
 
     Entries are noted after the engine has taken them, so that after an error or a cancel the notes are still true.
+
+    Attributes:
+        is_owned: a conversation keeps it; nobody else changes it.
+        is_pinned: it is a beginning that many prompts share; nobody changes it.
+        num_users: requests that use it now.
+        last_use: larger is later.
     """
 
-    def __init__(self) -> None:
-        """Start without a cache; the first `rewind` makes one."""
+    def __init__(self, *, is_owned: bool = False) -> None:
+        """Start without a cache."""
+        self.is_owned = is_owned
+        self.is_pinned = False
+        self.num_users = 0
+        self.last_use = 0
         self._cache: KVCache | None = None
-        self._entries: list[Entry] = []
+        self._language: LanguageModel | None = None
+        self._notes: Entries = np.empty((_FIRST_ROOM, 2), np.int64)
+        self._num_tokens = 0
 
     @property
     def has_cache(self) -> bool:
@@ -32,102 +42,70 @@ class Resident:
 
     @property
     def cache(self) -> KVCache:
-        """The cache; only after `rewind`."""
+        """The cache; only when there is one."""
         assert self._cache is not None
         return self._cache
 
-    def rewind(self, language: LanguageModel, plan: Plan) -> list[Chunk]:
-        """Keep as much of the cache as the plan begins with and forget the rest.
+    @property
+    def num_tokens(self) -> int:
+        """Entries in the cache."""
+        return self._num_tokens
 
-        Whole images are kept or forgotten, and at least the plan's last entry is forgotten: somebody has to compute
-        the logits after it.
+    @property
+    def entries(self) -> Entries:
+        """What is in the cache, int64 (num_tokens, 2); a view."""
+        return self._notes[: self._num_tokens]
 
-        Returns:
-            The chunks that are still to be prefilled; a text chunk may be the rest of one.
-        """
-        if self._cache is None:
-            self._cache = language.new_cache()
-            return list(plan.chunks)
-        kept, rest = self._split(plan.chunks)
-        if kept < len(self._entries):
-            if plan.rules.rollback == "any":
-                self._cache.trim(kept)
-                del self._entries[kept:]
-            else:  # this family can only forget everything
-                self.drop()
-                self._cache = language.new_cache()
-                rest = list(plan.chunks)
-        return rest
+    def belongs_to(self, language: LanguageModel) -> bool:
+        """Say whether its cache is one of this model."""
+        return self._cache is not None and self._language is language
 
-    def _split(self, chunks: Sequence[Chunk]) -> tuple[int, list[Chunk]]:
-        """Return the number of entries to keep and the chunks that they do not cover."""
-        kept = 0
-        for place, chunk in enumerate(chunks):
-            entries = list(_entries(chunk))
-            is_last = place == len(chunks) - 1
-            common = _common(self._entries[kept : kept + len(entries)], entries)
-            if common == len(entries) and not is_last:
-                kept += common
-                continue
-            if isinstance(chunk, ImageChunk):
-                return kept, list(chunks[place:])
-            common = min(common, len(entries) - 1) if is_last else common
-            rest = TextChunk(chunk.token_ids[common:], chunk.position + common)
-            return kept + common, [rest, *chunks[place + 1 :]]
-        return kept, []
+    def num_common(self, entries: Entries) -> int:
+        """Return how many entries it begins with that these begin with, too."""
+        return num_common(self.entries, entries)
 
-    def note(self, chunks: Sequence[Chunk]) -> None:
-        """Note that these chunks are in the cache now."""
-        for chunk in chunks:
-            self._entries.extend(_entries(chunk))
+    def begin(self, language: LanguageModel) -> None:
+        """Take an empty cache."""
+        self._take(language, language.new_cache())
+
+    def begin_like(self, other: Resident, num_tokens: int) -> None:
+        """Take a fork of another's cache, with its first entries only."""
+        assert other._language is not None
+        fork = other.cache.fork()
+        try:
+            fork.trim(num_tokens)
+        except BaseException:
+            fork.close()
+            raise
+        self._take(other._language, fork)
+        self.note(other.entries[:num_tokens])
+
+    def trim(self, num_tokens: int) -> None:
+        """Forget all but the first entries."""
+        if num_tokens < self._num_tokens:
+            self.cache.trim(num_tokens)
+            self._num_tokens = num_tokens
+
+    def note(self, entries: Entries) -> None:
+        """Note that these entries are in the cache now, too."""
+        needed = self._num_tokens + len(entries)
+        if needed > len(self._notes):
+            grown = np.empty((max(needed, 2 * len(self._notes)), 2), np.int64)
+            grown[: self._num_tokens] = self.entries
+            self._notes = grown
+        self._notes[self._num_tokens : needed] = entries
+        self._num_tokens = needed
 
     def drop(self) -> None:
         """Give the cache back."""
         if self._cache is not None:
             self._cache.close()
-        self._cache = None
-        self._entries.clear()
+        self.forget()
 
+    def forget(self) -> None:
+        """Let go of a cache that cannot be closed, because its model is lost."""
+        self._cache = self._language = None
+        self._num_tokens = 0
 
-class Residents:
-    """Which caches were used when, so that the one that nobody used for longest makes room. On the language lane."""
-
-    def __init__(self) -> None:
-        """Know of none."""
-        self._last_use: weakref.WeakKeyDictionary[Resident, int] = weakref.WeakKeyDictionary()
-        self._num_uses = 0
-
-    def note_use(self, resident: Resident) -> None:
-        """Note that a cache is in use now."""
-        self._num_uses += 1
-        self._last_use[resident] = self._num_uses
-
-    def drop_oldest(self) -> bool:
-        """Give back the cache that was not used for longest, never the one in use now.
-
-        Whoever it belongs to computes it again when it is needed.
-
-        Returns:
-            Whether there was one.
-        """
-        idle = [one for one, use in self._last_use.items() if one.has_cache and use != self._num_uses]
-        if not idle:
-            return False
-        min(idle, key=self._last_use.__getitem__).drop()
-        return True
-
-
-def _entries(chunk: Chunk) -> Iterable[Entry]:
-    if isinstance(chunk, TextChunk):
-        return chunk.token_ids
-    return ((chunk.unit.key, row) for row in range(chunk.num_tokens))
-
-
-def _common(one: Sequence[Entry], other: Sequence[Entry]) -> int:
-    """Return the length of the longest common beginning."""
-    count = 0
-    for left, right in zip(one, other, strict=False):
-        if left != right:
-            break
-        count += 1
-    return count
+    def _take(self, language: LanguageModel, cache: KVCache) -> None:
+        self._cache, self._language, self._num_tokens = cache, language, 0

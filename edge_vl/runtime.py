@@ -12,11 +12,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Literal, Self, Unpack, get_args
 
 from edge_vl.answer import Answer
 from edge_vl.answer_stream import AnswerStream
 from edge_vl.asking import AskOptions, generation_of, picture_list
+from edge_vl.co_scheduler import CoScheduler
+from edge_vl.cost_store import CostKey, CostStore
+from edge_vl.costs import CostBook
 from edge_vl.engine import Engine, LanguageSpec, VisionSpec
 from edge_vl.errors import ContextLengthError, EdgeVLError, ImageError, QueueFull, RequestError
 from edge_vl.families import Family, family_of
@@ -24,6 +27,7 @@ from edge_vl.lanes import Lanes
 from edge_vl.loading import load_lanes, native_family
 from edge_vl.memory_plan import check_memory
 from edge_vl.message import Message
+from edge_vl.mode_choice import Mode
 from edge_vl.model_spec import ModelSpec
 from edge_vl.models import find_model
 from edge_vl.option_checks import require_text, require_whole_number
@@ -32,7 +36,10 @@ from edge_vl.plan import ImageGrid, Plan
 from edge_vl.profile_choice import decide
 from edge_vl.request import Request, Settled
 from edge_vl.resident import Resident
-from edge_vl.serial import Job, SerialScheduler
+from edge_vl.run import Job
+from edge_vl.scheduler_limits import SchedulerLimits
+from edge_vl.text_head import text_head
+from edge_vl.tile_memory import TileMemory
 
 if TYPE_CHECKING:
     from edge_vl.async_answer_stream import AsyncAnswerStream
@@ -41,6 +48,8 @@ if TYPE_CHECKING:
 __all__ = ["Runtime"]
 
 _log = logging.getLogger(__name__)
+
+_MODES = (*get_args(Mode), "auto", "profile")
 
 MAX_WAITING = 16
 """Requests that may wait; each holds its pictures."""
@@ -52,19 +61,43 @@ EXIT_TIMEOUT_S = 5.0
 class Runtime:
     """Answers questions about pictures with one model. All methods may be called from any thread.
 
-    Requests run one after the other, in the order in which they were made.
+    Several requests may run at once: while one answers, the next is prepared, in small steps.
 
     Example:
         >>> with Runtime.open() as runtime:
         ...     print(runtime.ask("door.jpg", "What is at the top left?").text)
     """
 
-    def __init__(self, model: ModelSpec, family: Family, lanes: Lanes, *, max_waiting: int = MAX_WAITING) -> None:
-        """Take over loaded lanes. `Runtime.open` is what most callers want."""
+    def __init__(
+        self,
+        model: ModelSpec,
+        family: Family,
+        lanes: Lanes,
+        *,
+        max_waiting: int = MAX_WAITING,
+        mode: Mode | Literal["auto"] = "auto",
+        limits: SchedulerLimits | None = None,
+        book: CostBook | None = None,
+        keep_costs: Callable[[CostBook], None] | None = None,
+    ) -> None:
+        """Take over loaded lanes. `Runtime.open` is what most callers want.
+
+        Args:
+            model: what is run.
+            family: how pictures are cut and turns laid out.
+            lanes: what sees and speaks.
+            max_waiting: requests that may wait or run.
+            mode: how the lanes take turns.
+            limits: bounds of the scheduler.
+            book: what units cost, from before.
+            keep_costs: called in the end with what units cost.
+        """
         self._model = model
         self._family = family
         self._lanes = lanes
-        self._scheduler = SerialScheduler(lanes)
+        self._scheduler = CoScheduler(lanes, mode=mode, book=book, limits=limits)
+        self._keep_costs = keep_costs
+        self._tile_memory = TileMemory()
         self._max_waiting = max_waiting
         self._lock = threading.Lock()
         self._running: set[Request] = set()
@@ -74,6 +107,9 @@ class Runtime:
         # A lane that is still in native code while Python shuts down takes the process with it.
         self._at_exit = partial(_close_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
+        head = text_head(family, lanes.language.tokenizer, has_vision=lanes.vision is not None)
+        if head is not None:
+            self._scheduler.pin(head)
 
     @classmethod
     def open(
@@ -91,6 +127,7 @@ class Runtime:
         context_length: int | None = None,
         memory_budget_mib: int | None = None,
         max_waiting: int = MAX_WAITING,
+        mode: Mode | Literal["auto", "profile"] = "profile",
     ) -> Runtime:
         """Load a model.
 
@@ -108,6 +145,8 @@ class Runtime:
             context_length: most tokens of prompt and answer together; None: what the profile and the model allow.
             memory_budget_mib: memory that both lanes together may take; None: what the profile allows and is free.
             max_waiting: requests that may wait or run at once before `QueueFull`.
+            mode: how the lanes take turns: `serial`, `interleaved`, `overlapped`; `auto`: learns what is fastest;
+                `profile`: what the device profile says.
 
         Raises:
             RequestError: an argument makes no sense.
@@ -132,6 +171,8 @@ class Runtime:
             if number is not None:
                 require_whole_number(number, field, 1)
         require_whole_number(max_waiting, "max_waiting", 1)
+        if mode not in _MODES:
+            raise RequestError(f"mode is {', '.join(_MODES)}, not {mode!r:.60}", field="mode")
         spec = find_model(model)
         family = family_of(spec)
         decision = decide(
@@ -157,7 +198,21 @@ class Runtime:
             lanes.finish()
             lanes.wait()
             raise
-        return cls(spec, family, lanes, max_waiting=max_waiting)
+        store = CostStore()
+        key = CostKey.of(spec, decision, None if lanes.vision is None else lanes.vision.spec, lanes.language.spec)
+        costs = store.load(key)
+        book = CostBook()
+        if costs is not None:
+            book.load(costs)
+        return cls(
+            spec,
+            family,
+            lanes,
+            max_waiting=max_waiting,
+            mode=decision.profile.schedule_mode if mode == "profile" else mode,
+            book=book,
+            keep_costs=lambda book: store.save(key, book.snapshot()),
+        )
 
     @property
     def model(self) -> ModelSpec:
@@ -231,7 +286,7 @@ class Runtime:
             timeout_s: seconds to wait for a unit of work that is still running, per lane; None waits for its end.
         """
         self._end_lanes()
-        self._lanes.wait(timeout_s)
+        self._scheduler.wait(timeout_s)
 
     def _end_lanes(self) -> None:
         with self._lock:
@@ -244,7 +299,9 @@ class Runtime:
             request.cancel()
         for conversation in list(self._conversations):
             conversation.close()
-        self._lanes.finish()
+        self._scheduler.finish()
+        if self._keep_costs is not None:
+            self._keep_costs(self._scheduler.book)
 
     def __del__(self) -> None:
         """Close a forgotten runtime, without waiting for it."""
@@ -268,12 +325,10 @@ class Runtime:
         self, pictures: Picture | Sequence[Picture] | None, question: str, options: AskOptions
     ) -> Callable[[Request], None]:
         def start(request: Request) -> None:
-            resident = Resident()
-
             def messages() -> list[Message]:
                 return [self.user_message(request, pictures, question, bgr=options.get("bgr", False))]
 
-            self.submit(request, messages, resident, on_answer=lambda answer: None, on_end=resident.drop)
+            self.submit(request, messages, None)
 
         return start
 
@@ -296,28 +351,31 @@ class Runtime:
             request.begin("picture")
             with request.trace.span("picture", detail=f"picture {index + 1}"):
                 frame = load_picture(picture, bgr=bgr, index=index)
+            request.note_captured(frame.captured_s)
             request.begin("tile")
             with request.trace.span("tile", detail=f"picture {index + 1}, {frame.width}x{frame.height}"):
-                grids.append(self._family.tile(frame))
+                grid = self._family.tile(frame)
+                if request.generation.reuse != "exact":
+                    grid, num_similar = self._tile_memory.of(request.generation.stream, index).replace(grid)
+                    request.num_similar += num_similar
+            grids.append(grid)
         return Message("user", (*grids, question))
 
     def submit(
         self,
         request: Request,
         messages: Callable[[], Sequence[Message]],
-        resident: Resident,
+        resident: Resident | None,
         *,
-        on_answer: Callable[[Answer], None],
-        on_end: Callable[[], None],
+        on_answer: Callable[[Answer], None] = lambda answer: None,
     ) -> None:
         """Plan a request on the caller's thread and queue it. For `Conversation`.
 
         Args:
             request: the request; too late or cancelled already, it is settled and nothing more happens.
             messages: makes the conversation up to the question.
-            resident: the cache that the language lane is to use.
+            resident: the cache that the language lane is to use; None: any.
             on_answer: called on the language lane with the answer, before anybody sees it.
-            on_end: called on the language lane when the request has ended there, before anybody sees its outcome.
         """
         self._admit(request)
         is_queued = False
@@ -328,7 +386,6 @@ class Runtime:
 
             def end() -> None:
                 self._leave(request)
-                on_end()
 
             with self._lock:
                 if self._is_closed:
@@ -343,10 +400,7 @@ class Runtime:
 
     def on_language_lane(self, job: Callable[[], None]) -> None:
         """Run a job behind everything that the language lane has to do; at once when the lane is closed."""
-        try:
-            self._lanes.language_lane.submit(job)
-        except RuntimeError:
-            job()
+        self._scheduler.on_language_lane(job)
 
     def _plan(self, request: Request, messages: Sequence[Message]) -> Plan:
         language = self._lanes.language

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -58,16 +59,40 @@ def model_folder(tmp_path: Path) -> Path:
 OpenFake = Callable[..., tuple[Runtime, FakeEngine]]
 
 
+def flush(runtime: Runtime) -> None:
+    """Wait until the language lane has done everything that it was given so far."""
+    done = threading.Event()
+    runtime.on_language_lane(done.set)
+    assert done.wait(30)
+
+
+@pytest.fixture(autouse=True)
+def costs_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Keep learned costs of tests out of the cache folder of whoever runs them."""
+    folder = tmp_path / "costs"
+    monkeypatch.setattr("edge_vl.cost_store.default_folder", lambda: folder)
+    return folder
+
+
 @pytest.fixture
 def open_fake(model_folder: Path) -> Iterator[OpenFake]:
-    """Open runtimes on fake engines; closes them, and checks that the engines were given everything back."""
+    """Open runtimes on fake engines; closes them, and checks that the engines were given everything back.
+
+    Calls and faults of the engine count from when the runtime is open and has prefilled what every prompt begins with.
+    """
     opened: list[tuple[Runtime, FakeEngine]] = []
 
     def open_one(**knobs: Any) -> tuple[Runtime, FakeEngine]:
-        options = {name: knobs.pop(name) for name in ("max_waiting", "context_length") if name in knobs}
-        engine = FakeEngine(**knobs)
-        runtime = Runtime.open(model_folder, vision_engine=engine, language_engine=engine, **options)
+        options = {name: knobs.pop(name) for name in ("max_waiting", "context_length", "mode") if name in knobs}
+        limits, faults = knobs.pop("limits", None), knobs.pop("faults", ())
+        engine = FakeEngine(faults=[fault for fault in faults if fault.stage.startswith("load")], **knobs)
+        with pytest.MonkeyPatch.context() as patch:
+            if limits is not None:
+                patch.setattr("edge_vl.co_scheduler.SchedulerLimits", lambda: limits)
+            runtime = Runtime.open(model_folder, vision_engine=engine, language_engine=engine, **options)
         opened.append((runtime, engine))
+        flush(runtime)
+        engine.begin_anew(faults)
         return runtime, engine
 
     yield open_one

@@ -55,7 +55,7 @@ async def test_a_bad_picture_is_reported_when_iteration_begins(open_fake: OpenFa
 
 
 async def test_an_asynchronous_deadline_is_told_at_once(open_fake: OpenFake) -> None:
-    fault = FakeFault(stage="encode", at=1, kind="hang")
+    fault = FakeFault(stage="encode", kind="hang")
     runtime, _ = open_fake(script="yes", faults=[fault])
     with pytest.raises(DeadlineExceeded):
         await runtime.astream(PICTURE, "Is it?", deadline_s=0.2).answer()

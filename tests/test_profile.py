@@ -50,7 +50,7 @@ def test_a_small_profile_has_defaults_for_the_rest(tmp_path: Path) -> None:
     assert profile.vision.engines == (EngineChoice("onnxruntime"),)
     assert profile.language.engines == (EngineChoice("llama_cpp", ("q4_0", "auto"), "cpu"),)
     assert profile.limits == Limits()
-    assert (profile.kv_dtype, profile.schedule_mode, profile.first_token_s) == ("auto", "serial", None)
+    assert (profile.kv_dtype, profile.schedule_mode, profile.first_token_s) == ("auto", "auto", None)
 
 
 def test_every_key_can_be_said(tmp_path: Path) -> None:

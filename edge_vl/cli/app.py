@@ -11,6 +11,7 @@ from edge_vl.cli.chat import chat
 from edge_vl.cli.doctor import doctor
 from edge_vl.cli.models import models
 from edge_vl.cli.profiles import profiles
+from edge_vl.cli.tune import tune
 
 __all__ = ["app"]
 
@@ -48,3 +49,4 @@ app.command()(chat)
 app.add_typer(models, name="models")
 app.add_typer(profiles, name="profiles")
 app.command()(doctor)
+app.command()(tune)

@@ -13,6 +13,7 @@ import typer
 
 from edge_vl.cli import options
 from edge_vl.cli.output import errors_as_json, print_answer, print_notes, print_timings
+from edge_vl.cli.trace_files import TraceFiles
 from edge_vl.errors import ImageError, RequestError
 from edge_vl.models import find_model
 
@@ -38,6 +39,8 @@ def ask(
     deadline_s: options.DeadlineS = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show where the time went.")] = False,
+    trace: options.TracePath = None,
+    waterfall: options.WaterfallPath = None,
     profile: options.Profile = "auto",
     vision_engine: options.VisionEngine = "auto",
     language_engine: options.LanguageEngine = "auto",
@@ -46,11 +49,14 @@ def ask(
     threads: options.Threads = None,
     context_length: options.ContextLength = None,
     memory_budget_mib: options.MemoryBudgetMib = None,
+    mode: options.Mode = "profile",
 ) -> None:
     """Ask a question about one or more pictures; the answer streams to standard output."""
     with errors_as_json(is_wanted=as_json):
         *names, question = words
         _check_words(names, question, has_vision=find_model(model).has_vision)
+        files = TraceFiles(trace, waterfall)
+        files.check()
         pictures = [read_picture(name) for name in names]
 
         from edge_vl.runtime import Runtime
@@ -66,6 +72,7 @@ def ask(
             threads=threads,
             context_length=context_length,
             memory_budget_mib=memory_budget_mib,
+            mode=mode,
         ) as runtime:
             loaded_s = time.monotonic() - began_s
             if not as_json:
@@ -86,6 +93,7 @@ def ask(
                     print_answer(stream)
                 if verbose:
                     print_timings(stream.answer, loaded_s=loaded_s)
+                files.write(stream.answer, question)
 
 
 class StandardInput(io.BytesIO):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,6 +14,7 @@ __all__ = [
     "LanguageEngine",
     "MaxTokens",
     "MemoryBudgetMib",
+    "Mode",
     "Model",
     "Profile",
     "Seed",
@@ -20,8 +22,10 @@ __all__ = [
     "Temperature",
     "Threads",
     "TopP",
+    "TracePath",
     "VisionDtype",
     "VisionEngine",
+    "WaterfallPath",
 ]
 
 Model = Annotated[str, typer.Option(help="A model's short name, or its folder.")]
@@ -59,3 +63,23 @@ MemoryBudgetMib = Annotated[
     ),
 ]
 Threads = Annotated[int | None, typer.Option(help="CPU threads of each engine.", rich_help_panel="Engines")]
+Mode = Annotated[
+    Literal["profile", "auto", "serial", "interleaved", "overlapped"],
+    typer.Option(
+        help="How seeing and speaking take turns: auto learns what is fastest; profile: as the device profile says.",
+        rich_help_panel="Engines",
+    ),
+]
+TracePath = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace",
+        metavar="FILE",
+        help="Write what was done when, as JSON that ui.perfetto.dev opens.",
+        show_default=False,
+    ),
+]
+WaterfallPath = Annotated[
+    Path | None,
+    typer.Option("--waterfall", metavar="FILE", help="Draw what was done when, as SVG.", show_default=False),
+]

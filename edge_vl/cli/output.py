@@ -44,6 +44,7 @@ def print_notes(notes: Sequence[str]) -> None:
 def print_timings(answer: Answer, *, loaded_s: float) -> None:
     """Print the trace of an answer to standard error, and how long the model took to load before it."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     timings = answer.timings
@@ -51,20 +52,22 @@ def print_timings(answer: Answer, *, loaded_s: float) -> None:
     if answer.vision_engine:
         lanes.insert(0, f"{answer.vision_engine} {answer.dtypes['vision']} sees")
     table = Table(title=f"{answer.model}, profile {answer.profile}: {', '.join(lanes)}", title_justify="left")
-    for heading in ("start", "took", "tokens", "stage"):
-        table.add_column(heading, justify="left" if heading == "stage" else "right")
+    for heading in ("start", "took", "tokens", "lane", "stage"):
+        table.add_column(heading, justify="left" if heading in ("lane", "stage") else "right")
     spans = [span for span in timings.spans if span.stage != "decode"]
     for span in spans:
+        is_reused = span.source != "computed"
         tokens = str(span.num_tokens) if span.num_tokens else ""
-        table.add_row(_ms(span.start_s), _ms(span.duration_s), tokens, f"{span.stage}: {span.detail}".rstrip(": "))
+        took = "reused" if is_reused else _ms(span.duration_s)
+        what = escape(f"{span.stage}: {span.detail}".rstrip(": "))
+        table.add_row(_ms(span.start_s), took, tokens, span.lane, f"{what}, from {span.source}" if is_reused else what)
     if timings.first_token_s is not None:
-        table.add_row(_ms(timings.first_token_s), "", "", "first token")
+        table.add_row(_ms(timings.first_token_s), "", "", "", "first token")
     steps = [span for span in timings.spans if span.stage == "decode"]
     if steps:
-        mean_s = timings.stage_s("decode") / len(steps)
-        table.add_row(
-            _ms(steps[0].start_s), _ms(timings.stage_s("decode")), str(len(steps)), f"decode, {_ms(mean_s)} each"
-        )
+        decode_s = timings.stage_s("decode")
+        took, each = _ms(decode_s), _ms(decode_s / len(steps))
+        table.add_row(_ms(steps[0].start_s), took, str(len(steps)), "language", f"decode, {each} each")
     console = Console(stderr=True)
     console.print(table)
     rate = f", {timings.tokens_per_s:.0f} tokens/s" if timings.tokens_per_s else ""
@@ -75,6 +78,14 @@ def print_timings(answer: Answer, *, loaded_s: float) -> None:
         f"answer {usage.completion_tokens}; finished by {answer.finish_reason}",
         highlight=False,
     )
+    schedule = timings.schedule
+    if "mode" in schedule:
+        console.print(
+            f"mode {schedule['mode']}: {schedule.get('reason', '')}\n"
+            f"lanes overlap {timings.overlap_ratio:.0%}, prompt reused {timings.reuse_rate:.0%}",
+            highlight=False,
+            markup=False,
+        )
 
 
 def _ms(seconds: float) -> str:

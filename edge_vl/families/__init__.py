@@ -8,6 +8,7 @@ from typing import Protocol
 from edge_vl.engine import Tokenizer, VisionSpec
 from edge_vl.errors import ModelError
 from edge_vl.frame import Frame
+from edge_vl.ladder import Rung
 from edge_vl.message import Message
 from edge_vl.model_spec import GGUF_FAMILY, ModelSpec
 from edge_vl.plan import ExactnessRules, ImageGrid, Plan
@@ -31,8 +32,28 @@ class Family(Protocol):
         """
         ...
 
-    def tile(self, frame: Frame) -> ImageGrid:
-        """Resize a picture as the model's processor does and cut it into units."""
+    def rungs(self, frame: Frame) -> tuple[Rung, ...]:
+        """Return the settings that a picture can be cut with.
+
+        Returns:
+            The model's own first, each with fewer image tokens than the one before. The last has one unit, unless the
+            family cannot bring a picture of this shape down to one.
+
+        Raises:
+            ImageError: the picture cannot be cut with the model's own setting.
+        """
+        ...
+
+    def tile(self, frame: Frame, longest_edge: int | None = None) -> ImageGrid:
+        """Resize a picture as the model's processor does and cut it into units.
+
+        Args:
+            frame: the picture.
+            longest_edge: of a rung; None: the model's own setting.
+
+        Raises:
+            ImageError: the picture cannot be used.
+        """
         ...
 
     def layout(self, messages: Sequence[Message], tokenizer: Tokenizer) -> Plan:

@@ -8,92 +8,27 @@ Source:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from edge_vl.config_values import flag, section, whole_number
+from edge_vl.config_values import section, whole_number
 from edge_vl.engine import Tokenizer, VisionSpec
 from edge_vl.errors import ImageError, ModelError, RequestError
+from edge_vl.families.tile_settings import MAX_CONFIGURED_SIDE, MAX_TILES, TileSettings, read_tile_settings
 from edge_vl.frame import Frame
+from edge_vl.ladder import Rung
 from edge_vl.message import Message
 from edge_vl.model_spec import ModelSpec
 from edge_vl.plan import Chunk, ExactnessRules, ImageChunk, ImageGrid, ImageUnit, Plan, TextChunk
 from edge_vl.template import ChatTemplate, ImageSlot, tokenize_prompt
 
-__all__ = ["Idefics3", "TileSettings"]
+__all__ = ["Idefics3"]
 
-MAX_TILES = 256
-"""Of one picture, whatever the settings say."""
-
-_MAX_CONFIGURED_SIDE = 65_535
-_MAX_SIDE = 4096  # of a resized picture, fixed in transformers
 _RULES = ExactnessRules(
     encode_unit="tile", prefill_cut="any", text_prefix_ok=True, tile_order="thumbnail_last", rollback="any"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class TileSettings:
-    """How a picture is resized and cut, from `preprocessor_config.json`.
-
-    Attributes:
-        tile_side: rows and columns of a tile, in pixels.
-        longest_edge: the picture is scaled so that its longer side has this many pixels; 0: it is scaled to `fixed`.
-        fixed: (height, width) that the picture is scaled to where there is no longest edge.
-        do_resize: whether it is scaled at all before it is fitted to whole tiles.
-        do_split: whether it is cut into tiles; otherwise it becomes one tile.
-        resample: the filter.
-    """
-
-    tile_side: int
-    longest_edge: int
-    fixed: tuple[int, int]
-    do_resize: bool
-    do_split: bool
-    resample: Image.Resampling
-
-    def picture_size(self, height: int, width: int) -> tuple[int, int]:
-        """Return (height, width) that a picture is first scaled to."""
-        if not self.do_resize:
-            return height, width
-        if not self.longest_edge:
-            return self.fixed
-        aspect = width / height
-        if width >= height:
-            width = self.longest_edge
-            height = int(width / aspect)
-            height += height % 2
-        else:
-            height = self.longest_edge
-            width = int(height * aspect)
-            width += width % 2
-        height, width = max(height, 1), max(width, 1)
-        aspect = width / height
-        if width >= height and width > _MAX_SIDE:
-            height, width = int(_MAX_SIDE / aspect), _MAX_SIDE
-        elif height > width and height > _MAX_SIDE:
-            height, width = _MAX_SIDE, int(_MAX_SIDE * aspect)
-        return max(height, 1), max(width, 1)
-
-    def whole_tiles_size(self, height: int, width: int) -> tuple[int, int]:
-        """Return (height, width) in whole tiles for a scaled picture."""
-        aspect = width / height
-        if width >= height:
-            width = self._whole_tiles(width)
-            height = self._whole_tiles(int(width / aspect))
-        else:
-            height = self._whole_tiles(height)
-            width = self._whole_tiles(int(height * aspect))
-        return height, width
-
-    def _whole_tiles(self, side: int) -> int:
-        """Round a side up to whole tiles; transformers fails where it is 0, here it is one tile."""
-        return max(1, math.ceil(side / self.tile_side)) * self.tile_side
 
 
 class Idefics3:
@@ -105,7 +40,7 @@ class Idefics3:
         Raises:
             ModelError: they make no sense.
         """
-        self._settings = _read_settings(spec)
+        self._settings = read_tile_settings(spec)
         self._tokens_per_unit = _read_tokens_per_unit(spec, self._settings.tile_side)
         self._template = ChatTemplate(spec)
         self._tokenizer_file = str(spec.tokenizer_file)
@@ -153,8 +88,28 @@ class Idefics3:
                 file=vision.file,
             )
 
-    def tile(self, frame: Frame) -> ImageGrid:
+    def rungs(self, frame: Frame) -> tuple[Rung, ...]:
+        """Return the settings that a picture can be cut with, without looking at its pixels.
+
+        Returns:
+            Best first, each with fewer units than the one before, the last with one.
+
+        Raises:
+            ImageError: the model's own setting would give too many tiles.
+        """
+        rungs = [self._rung(None, *self._grid(self._settings, frame))]
+        for edge in self._settings.smaller_edges():
+            rung = self._rung(edge, *self._settings.with_longest_edge(edge).grid(frame.height, frame.width))
+            if rung.num_units < rungs[-1].num_units:
+                rungs.append(rung)
+        return tuple(rungs)
+
+    def tile(self, frame: Frame, longest_edge: int | None = None) -> ImageGrid:
         """Resize a picture as the model's processor does and cut it into units.
+
+        Args:
+            frame: the picture.
+            longest_edge: what the processor is to have for `size.longest_edge`; None: what the model has.
 
         Returns:
             The tiles row by row and the thumbnail last; or one unit where the picture fits into a tile.
@@ -162,19 +117,11 @@ class Idefics3:
         Raises:
             ImageError: it would give too many tiles (only for models that do not scale their pictures).
         """
-        settings = self._settings
+        settings = self._settings.with_longest_edge(longest_edge)
         side = settings.tile_side
+        rows, columns = self._grid(settings, frame)
         scaled = settings.picture_size(frame.height, frame.width)
-        fitted = settings.whole_tiles_size(*scaled) if settings.do_split else (side, side)
-        rows, columns = fitted[0] // side, fitted[1] // side
-        if rows * columns > MAX_TILES:
-            found = f"{frame.width}x{frame.height} pixels"
-            raise ImageError(
-                f"picture {frame.index + 1} ({frame.source}): {found} would give {rows * columns} tiles and at most "
-                f"{MAX_TILES} are made; scale it down",
-                index=frame.index,
-                detected=found,
-            )
+        fitted = rows * side, columns * side
         image = _resized(_resized(Image.fromarray(frame.pixels), scaled, settings.resample), fitted, settings.resample)
         pixels = np.asarray(image)
         if rows * columns == 1:
@@ -208,6 +155,24 @@ class Idefics3:
         units = [(index, unit) for index, grid in enumerate(grids) for unit in grid.units]
         chunks = self._chunks(tokenize_prompt(prompt, tokenizer, image_marker=self._image), units)
         return Plan(chunks, _RULES, opens_reasoning=prompt.text.rstrip().endswith("<think>"))
+
+    def _grid(self, settings: TileSettings, frame: Frame) -> tuple[int, int]:
+        """Return the (rows, columns) of tiles; refuses too many."""
+        rows, columns = settings.grid(frame.height, frame.width)
+        if rows * columns > MAX_TILES:
+            found = f"{frame.width}x{frame.height} pixels"
+            raise ImageError(
+                f"picture {frame.index + 1} ({frame.source}): {found} would give {rows * columns} tiles and at most "
+                f"{MAX_TILES} are made; scale it down",
+                index=frame.index,
+                detected=found,
+            )
+        return rows, columns
+
+    def _rung(self, longest_edge: int | None, rows: int, columns: int) -> Rung:
+        num_units = rows * columns + (rows * columns > 1)
+        side, tokens = self._settings.tile_side, self._tokens_per_unit
+        return Rung(longest_edge, num_units, num_units * tokens, f"{side}x{side}/{tokens}")
 
     def _chunks(self, entries: Sequence[int | ImageSlot], units: Sequence[tuple[int, ImageUnit]]) -> tuple[Chunk, ...]:
         """Gather ids into text chunks and put the units into their slots."""
@@ -258,42 +223,13 @@ def _resized(image: Image.Image, size: tuple[int, int], resample: Image.Resampli
     return image if image.size == (width, height) else image.resize((width, height), resample)
 
 
-def _read_settings(spec: ModelSpec) -> TileSettings:
-    path = spec.path / "preprocessor_config.json"
-    file = str(path)
-    defaults = {"size": {"longest_edge": 4 * 364}, "max_image_size": {"longest_edge": 364}}
-    settings_read = {**defaults, **spec.preprocessor}
-
-    def side(mapping: Mapping[str, Any], key: str) -> int:
-        return whole_number(mapping, key, path, low=1, high=_MAX_CONFIGURED_SIDE)
-
-    size = section(settings_read, "size", path)
-    tile_side = side(section(settings_read, "max_image_size", path), "longest_edge")
-    longest_edge = side(size, "longest_edge")
-    fixed = (side(size, "height"), side(size, "width"))
-    if not tile_side or not (longest_edge or all(fixed)):
-        raise ModelError(
-            f"{file}: wanted size.longest_edge (or height and width) and max_image_size.longest_edge", file=file
-        )
-    try:
-        resample = Image.Resampling(spec.preprocessor.get("resample", Image.Resampling.LANCZOS))
-    except (ValueError, TypeError) as error:
-        raise ModelError(f"{file}: resample is not a filter of Pillow: {error}", file=file) from error
-    do_resize, do_split = (flag(settings_read, key, path, default=True) for key in ("do_resize", "do_image_splitting"))
-    settings = TileSettings(tile_side, longest_edge, fixed, do_resize, do_split, resample)
-    largest = min(longest_edge, _MAX_SIDE) if longest_edge else max(fixed)
-    if settings.do_resize and settings.do_split and math.ceil(largest / tile_side) ** 2 > MAX_TILES:
-        raise ModelError(f"{file}: up to {largest} pixels in tiles of {tile_side} are more than {MAX_TILES}", file=file)
-    return settings
-
-
 def _read_tokens_per_unit(spec: ModelSpec, tile_side: int) -> int:
     """Compute how many image tokens the model makes of a tile: its patches after pixel shuffle."""
     path = spec.path / "config.json"
     file = str(path)
     vision = section(spec.config, "vision_config", path)
-    patch = whole_number(vision, "patch_size", path, low=1, high=_MAX_CONFIGURED_SIDE, default=32)
-    factor = whole_number(spec.config, "scale_factor", path, low=1, high=_MAX_CONFIGURED_SIDE, default=2)
+    patch = whole_number(vision, "patch_size", path, low=1, high=MAX_CONFIGURED_SIDE, default=32)
+    factor = whole_number(spec.config, "scale_factor", path, low=1, high=MAX_CONFIGURED_SIDE, default=2)
     num_patches = tile_side // patch
     if not num_patches or num_patches % factor:
         raise ModelError(

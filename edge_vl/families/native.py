@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal, Protocol, runtime_checkable
 
+import numpy as np
+from PIL import Image
+
+from edge_vl.costs import unit_shape
 from edge_vl.engine import PictureCutter, Tokenizer, VisionSpec
 from edge_vl.errors import ImageError, RequestError
 from edge_vl.frame import Frame
+from edge_vl.ladder import Rung
 from edge_vl.message import Message
 from edge_vl.model_spec import ModelSpec
 from edge_vl.plan import Chunk, ExactnessRules, ImageChunk, ImageGrid, ImageUnit, Plan, TextChunk
 from edge_vl.template import ChatTemplate, ImageSlot, tokenize_prompt
 
 __all__ = ["Native", "OpensSequence"]
+
+_MAX_HALVINGS = 8  # of a picture's area, on the ladder
+_MIN_LONGEST_EDGE = 96  # pixels of a smaller rung
+_MAX_LADDERS = 64  # sizes of pictures whose ladders are remembered
 
 
 @runtime_checkable
@@ -44,8 +55,11 @@ class Native:
         self._name = spec.name
         self._cutter = cutter
         self._template = ChatTemplate(spec)
-        rules = ExactnessRules(prefill_cut="any", text_prefix_ok=True) if cutter is None else cutter.rules
+        text_only = ExactnessRules(prefill_cut="any", text_prefix_ok=True, rollback="any")
+        rules = text_only if cutter is None else cutter.rules
         self._rules = replace(rules, rollback=rollback if rollback == "whole" else rules.rollback)
+        self._ladders: dict[tuple[int, int], tuple[Rung, ...]] = {}
+        self._lock = threading.Lock()
 
     @property
     def rules(self) -> ExactnessRules:
@@ -55,11 +69,62 @@ class Native:
     def check_lanes(self, vision: VisionSpec | None, tokenizer: Tokenizer) -> None:
         """Check nothing: the encoder has the widths and markers from the language model's own file."""
 
-    def tile(self, frame: Frame) -> ImageGrid:
-        """Let the encoder cut a picture."""
+    def rungs(self, frame: Frame) -> tuple[Rung, ...]:
+        """Return the settings that a picture can be cut with: itself, scaled down in steps of half the area.
+
+        How many units and tokens a size gives, only the encoder knows. It cuts a black picture of each size once, which
+        takes about as long as cutting the picture twice. Where its counts depend on more than the size, they are
+        estimates.
+
+        Returns:
+            Best first, each with fewer image tokens than the one before. The last has one unit where scaling down leads
+            there; encoders that always make as many tokens, or choose their tiles by the aspect ratio alone, have one
+            rung.
+
+        Raises:
+            ImageError: the picture itself cannot be cut.
+        """
+        size = frame.height, frame.width
+        with self._lock:
+            known = self._ladders.get(size)
+        if known is None:
+            known = self._measured_rungs(frame)
+            with self._lock:
+                while len(self._ladders) >= _MAX_LADDERS:
+                    del self._ladders[next(iter(self._ladders))]
+                self._ladders[size] = known
+        return known
+
+    def tile(self, frame: Frame, longest_edge: int | None = None) -> ImageGrid:
+        """Let the encoder cut a picture, scaled down first if its longer side is above `longest_edge`."""
         if self._cutter is None:
             raise ImageError(f"model {self._name} reads text only; it cannot see pictures", index=frame.index)
+        size = _scaled_size(frame, longest_edge)
+        if size != (frame.height, frame.width):
+            height, width = size
+            image = Image.fromarray(frame.pixels).resize((width, height), Image.Resampling.LANCZOS)
+            frame = replace(frame, pixels=np.asarray(image))
         return self._cutter.cut(frame)
+
+    def _measured_rungs(self, frame: Frame) -> tuple[Rung, ...]:
+        rungs: list[Rung] = []
+        longest = max(frame.height, frame.width)
+        for halvings in range(_MAX_HALVINGS + 1):
+            longest_edge = None if not halvings else round(longest / math.sqrt(2**halvings))
+            if longest_edge is not None and longest_edge < _MIN_LONGEST_EDGE:
+                break
+            black = np.zeros((*_scaled_size(frame, longest_edge), 3), np.uint8)
+            try:
+                units = self.tile(replace(frame, pixels=black)).units
+            except ImageError:
+                if not rungs:
+                    raise
+                break  # it is too small, or rounding has made it too narrow
+            first = ImageChunk(units[0], 0, units[0].num_tokens, 0, units[0].num_positions)
+            rung = Rung(longest_edge, len(units), sum(unit.num_tokens for unit in units), unit_shape(first))
+            if not rungs or rung.num_image_tokens < rungs[-1].num_image_tokens:
+                rungs.append(rung)
+        return tuple(rungs)
 
     def layout(self, messages: Sequence[Message], tokenizer: Tokenizer) -> Plan:
         """Lay a conversation out, up to where the model is to answer.
@@ -112,3 +177,12 @@ def _chunks(entries: Iterator[int | tuple[int, ImageUnit]]) -> Iterator[Chunk]:
         position += unit.num_positions
     if run:
         yield TextChunk(tuple(run), position)
+
+
+def _scaled_size(frame: Frame, longest_edge: int | None) -> tuple[int, int]:
+    """Return (height, width) of a picture whose longer side is at most `longest_edge`."""
+    height, width = frame.height, frame.width
+    longest = max(height, width)
+    if longest_edge is None or longest_edge >= longest:
+        return height, width
+    return max(1, round(height * longest_edge / longest)), max(1, round(width * longest_edge / longest))

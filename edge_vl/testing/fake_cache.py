@@ -8,7 +8,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_vl.engine import Tokenizer
+from edge_vl.engine import KVCache, Tokenizer
+from edge_vl.errors import EngineFault
 
 __all__ = ["FakeKVCache", "FakeWeights"]
 
@@ -104,6 +105,17 @@ class FakeKVCache:
             raise ValueError(f"cannot keep {num_tokens} of {len(self.keys)} entries")
         self.keys, self.values = self.keys[:num_tokens].copy(), self.values[:num_tokens].copy()
         self._answer_start = min(self._answer_start, num_tokens)
+
+    def graft(self, donor: KVCache, start: int, stop: int) -> None:
+        """Append a donor's entries; see `edge_vl.engine.Graftable`."""
+        if not isinstance(donor, FakeKVCache) or donor._count_open != self._count_open:
+            raise ValueError("cannot graft: the donor belongs to another language model")
+        if not self.is_open or not donor.is_open:
+            raise EngineFault("fake", "graft", "a cache is closed")
+        if start != len(self.keys) or not start <= stop <= len(donor.keys):
+            raise ValueError(f"cannot graft entries {start} to {stop} of {len(donor.keys)} behind {len(self.keys)}")
+        self.keys = np.concatenate([self.keys, donor.keys[start:stop]])
+        self.values = np.concatenate([self.values, donor.values[start:stop]])
 
     def close(self) -> None:
         """Give the memory back."""

@@ -164,6 +164,18 @@ class FakeEngine:
                 return fault
         return None
 
+    def begin_anew(self, faults: Sequence[FakeFault] | None = None) -> None:
+        """Forget the calls so far, so that faults count from now on.
+
+        Args:
+            faults: planned misbehaviour from now on; None: as before.
+        """
+        with self._lock:
+            self.calls.clear()
+            self._num_calls.clear()
+            if faults is not None:
+                self.faults = tuple(faults)
+
     def make_cache(self) -> FakeKVCache:
         """Return an empty cache that counts towards `max_cache_tokens`."""
         cache = FakeKVCache(self._hidden_size, self.count_open)

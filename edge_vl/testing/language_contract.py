@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge_vl.engine import ImageEmbeds, Prefillable
+from edge_vl.engine import Graftable, ImageEmbeds, KVCache, LanguageModel, Prefillable
 from edge_vl.errors import EngineFault
 from edge_vl.plan import TextChunk
-from edge_vl.testing.contract_subject import ContractSubject, expect
+from edge_vl.testing.contract_subject import ContractSubject, expect, skip
 
 __all__ = ["LanguageContract"]
 
@@ -137,6 +137,89 @@ class LanguageContract(ContractSubject):
             self.assert_same(language.decode(cache, token_id), self.continue_prompt(language, token_id))
             cache.close()
 
+    def test_contract_grafted_entries_are_those_of_the_donor(self) -> None:
+        """Behind the same beginning they are what would have been computed, and both caches go their own ways."""
+        with self.open_language() as language:
+            a, b = self.token_ids(2)
+            expected_a, expected_b = (self.continue_prompt(language, token_id) for token_id in (a, b))
+            prompt = self.make_prompt(language)
+            donor, cache = language.new_cache(), language.new_cache()
+            self.prefill(language, donor, [*prompt, TextChunk((b,), 13)])
+            stop = donor.num_tokens - 1
+            for start in (0, prompt[0].num_tokens, stop - 1, stop):  # nothing, text, text and a picture, all
+                cache.trim(0)
+                self._take_beginning(language, cache, start)
+                _graftable(cache).graft(donor, start, stop)
+                assert (cache.num_tokens, cache.next_position) == (stop, stop)
+                assert donor.num_tokens == stop + 1
+                self.assert_same(language.decode(cache, a), expected_a)
+            donor.trim(stop)
+            self.assert_same(language.decode(donor, b), expected_b)
+            cache.trim(stop)
+            donor.close()
+            self.assert_same(language.decode(cache, b), expected_b)
+            cache.close()
+
+    def test_contract_grafted_entries_behind_another_beginning_are_still_those_of_the_donor(self) -> None:
+        """What stands before them is the cache's own, and stays it when the donor goes on, is trimmed or closed."""
+        with self.open_language() as language:
+            prompt = self.make_prompt(language)
+            first, token_id = prompt[0], self.token_ids(1)[0]
+            assert isinstance(first, TextChunk)
+            start, stop = first.num_tokens, sum(part.num_tokens for part in prompt)
+            donor, cache = language.new_cache(), language.new_cache()
+            self.prefill(language, donor, prompt)
+            self.prefill(language, cache, [TextChunk(tuple(token + 1 for token in first.token_ids), 0)])
+            _graftable(cache).graft(donor, start, stop)
+            twin = cache.fork()
+            expected = language.decode(twin, token_id)
+            twin.close()
+            assert np.abs(expected - self.continue_prompt(language, token_id)).max() > 0
+            donor.trim(1)
+            self.prefill(language, donor, [TextChunk(self.token_ids(stop), 1)])
+            donor.close()
+            self.assert_same(language.decode(cache, token_id), expected)
+            cache.trim(start)  # the beginning alone
+            found = self.prefill(language, cache, prompt[1:])
+            fresh = language.new_cache()
+            changed = [TextChunk(tuple(token + 1 for token in first.token_ids), 0), *prompt[1:]]
+            self.assert_same(found, self.prefill(language, fresh, changed))
+            fresh.close()
+            cache.close()
+
+    def test_contract_what_cannot_be_grafted_is_refused_and_changes_nothing(self) -> None:
+        """Another place, entries that are not there, another model and closed caches."""
+        with self.open_language() as language, self.open_language() as other:
+            prompt = self.make_prompt(language)
+            donor, cache, stranger = language.new_cache(), language.new_cache(), other.new_cache()
+            self.prefill(language, donor, prompt)
+            self.prefill(other, stranger, prompt)
+            stop = donor.num_tokens
+            self.prefill(language, cache, prompt[:1])
+            start = cache.num_tokens
+            graft = _graftable(cache).graft
+            for place, end in ((start - 1, stop), (start + 1, stop), (0, stop), (start, stop + 1), (start, start - 1)):
+                with expect(ValueError):
+                    graft(donor, place, end)
+            with expect(ValueError):
+                graft(cache, start, start + 1)
+            with expect(ValueError):
+                graft(stranger, start, stop)
+            graft(donor, start, start)
+            assert (cache.num_tokens, donor.num_tokens, stranger.num_tokens) == (start, stop, stop)
+            stranger.close()
+            token_id = self.token_ids(1)[0]
+            self.prefill(language, cache, prompt[1:])
+            self.assert_same(language.decode(cache, token_id), self.continue_prompt(language, token_id))
+            cache.trim(start)
+            donor.close()
+            with expect(EngineFault):
+                graft(donor, start, stop)
+            assert cache.num_tokens == start
+            cache.close()
+            with expect(EngineFault):
+                graft(language.new_cache(), 0, 0)
+
     def test_contract_memory_is_counted(self) -> None:
         """`nbytes` does not shrink while entries come."""
         with self.open_language() as language:
@@ -147,3 +230,16 @@ class LanguageContract(ContractSubject):
             language.decode(cache, self.token_ids(1)[0])
             assert cache.nbytes >= before
             cache.close()
+
+    def _take_beginning(self, language: LanguageModel, cache: KVCache, count: int) -> None:
+        """Compute the first entries of the prompt."""
+        rows = self.make_rows(language)[:count]
+        if rows:
+            language.prefill(cache, rows, want_logits=False)
+
+
+def _graftable(cache: KVCache) -> Graftable:
+    """Return a cache as one that takes entries from others; skip where the engine's do not."""
+    if not isinstance(cache, Graftable):
+        skip("its caches take no entries from others")
+    return cache

@@ -11,6 +11,7 @@ from edge_vl.errors import EngineFault, ImageError, ModelError
 from edge_vl.frame import Frame
 from edge_vl.picture_limits import PictureLimits, UnusablePicture
 from edge_vl.plan import ExactnessRules, ImageGrid, ImageUnit
+from edge_vl_llama_cpp.exactness import rules_of
 from edge_vl_llama_cpp.library import ENGINE
 from edge_vl_llama_cpp.projector import NativeChunk, Projector
 
@@ -26,8 +27,13 @@ _PROBE_SHAPE = (768, 1024, 3)
 class CuttingEncoder:
     """Cuts pictures on any thread, and encodes what it has cut on the lane's."""
 
-    def __init__(self, projector: Projector, spec: VisionSpec) -> None:
+    def __init__(self, projector: Projector, spec: VisionSpec, projector_type: str) -> None:
         """Take a loaded encoder, closed with this, and try it out.
+
+        Args:
+            projector: the encoder.
+            spec: what it is.
+            projector_type: what llama.cpp calls its kind.
 
         Raises:
             ModelError: it cannot cut a picture.
@@ -44,13 +50,7 @@ class CuttingEncoder:
                 "not of one model",
                 file=spec.file,
             )
-        num_units = sum(isinstance(chunk, NativeChunk) for chunk in chunks)
-        self._rules = ExactnessRules(
-            encode_unit="tile" if num_units > 1 else "image",
-            prefill_cut="any" if projector.is_causal else "block",
-            text_prefix_ok=True,
-            rollback="any",
-        )
+        self._rules = rules_of(projector_type, is_causal=projector.is_causal)
 
     @property
     def spec(self) -> VisionSpec:
@@ -74,6 +74,7 @@ class CuttingEncoder:
         images = [chunk for chunk in chunks if isinstance(chunk, NativeChunk)]
         if not images:
             raise EngineFault(ENGINE, "encode", f"{_name(frame)} became no image tokens")
+        is_tiled = self._rules.encode_unit == "tile" and len(images) > 1
         units: list[ImageUnit] = []
         markers: list[tuple[int, ...]] = [()]
         for chunk in chunks:
@@ -83,7 +84,7 @@ class CuttingEncoder:
             units.append(
                 ImageUnit(
                     pixels=frame.pixels,
-                    kind="tile" if len(images) > 1 else "image",
+                    kind="tile" if is_tiled else "image",
                     row=0,
                     column=0,
                     key=f"{digest.hexdigest()}-{len(units)}",

@@ -122,7 +122,7 @@ class LlamaCppEngine:
         try:
             if not projector.sees:
                 raise ModelError(f"{file.path} has no vision encoder", file=str(file.path))
-            return TileEncoder(projector, spec) if is_tiled else CuttingEncoder(projector, spec)
+            return TileEncoder(projector, spec) if is_tiled else CuttingEncoder(projector, spec, file.projector_type)
         except BaseException:
             projector.close()
             raise

@@ -6,6 +6,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any, Self
 
+from edge_vl.engine import KVCache
 from edge_vl.errors import CacheFull, EngineFault
 from edge_vl_llama_cpp.library import ENGINE
 
@@ -28,9 +29,26 @@ class _Span:
 
 
 class Sequences:
-    """The sequence numbers of a context, and its memory. Belongs to the language lane."""
+    """The sequence numbers of a context, and its memory. Belongs to the language lane.
 
-    def __init__(self, llama: Any, memory: Any, count: int, entry_bytes: int, *, keeps_states: bool) -> None:
+    Where layers have a sliding window, llama.cpp may overwrite an entry that only one sequence has, once the next token
+    of that sequence does not see it any more; after a trim it would be missed. So each sequence has its entries under a
+    second number, too: the one behind its own.
+
+    Source:
+        llama_kv_cache::find_slot of llama.cpp, src/llama-kv-cache.cpp.
+    """
+
+    def __init__(
+        self,
+        llama: Any,
+        memory: Any,
+        count: int,
+        entry_bytes: int,
+        *,
+        keeps_states: bool,
+        has_window: bool = False,
+    ) -> None:
         """Begin with all numbers free.
 
         Args:
@@ -39,10 +57,12 @@ class Sequences:
             count: sequences that the context was made for.
             entry_bytes: memory of one entry in all layers.
             keeps_states: the model has recurrent states: only whole sequences can be forgotten.
+            has_window: some of its layers have a sliding window, and sequences can be forgotten in part.
         """
         self._llama = llama
         self._memory: Any = memory
-        self._free = list(range(count - 1, -1, -1))
+        self._numbers = 2 if has_window else 1  # of one sequence
+        self._free = list(range(0, count - self._numbers + 1, self._numbers))[::-1]
         self._lost: list[int] = []  # of caches that nobody closed; filled from any thread
         self.entry_bytes = entry_bytes
         self.keeps_states = keeps_states
@@ -91,16 +111,33 @@ class Sequences:
     def give_back(self, sequence: int) -> None:
         """Forget a sequence and free its number."""
         if self._memory is not None:
-            self._llama.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+            self.forget_from(sequence, -1)
             self._free.append(sequence)
 
-    def copy(self, source: int, target: int) -> None:
-        """Let a free sequence have the entries of another; they are shared, not copied."""
-        self._llama.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+    def copy(self, source: int, target: int, start: int = -1, stop: int = -1) -> None:
+        """Let a sequence have the entries of another; they are shared, not copied.
+
+        Args:
+            source: whose.
+            target: has none at these positions.
+            start: first position; -1 for all.
+            stop: behind the last one; a part is possible because all sequences of the context have one memory.
+        """
+        for number in range(target, target + self._numbers):
+            self._llama.llama_memory_seq_cp(self._memory, source, number, start, stop)
+
+    def hold(self, sequence: int, start: int, stop: int) -> None:
+        """Keep what a sequence just got at the positions `start` to `stop` until it is forgotten."""
+        if self._numbers > 1:
+            self._llama.llama_memory_seq_cp(self._memory, sequence, sequence + 1, start, stop)
 
     def forget_from(self, sequence: int, position: int) -> bool:
         """Forget the entries at a position and behind it; return whether that went well."""
-        return bool(self._llama.llama_memory_seq_rm(self._memory, sequence, position, -1))
+        done = [
+            self._llama.llama_memory_seq_rm(self._memory, number, position, -1)
+            for number in range(sequence, sequence + self._numbers)
+        ]
+        return all(done)
 
     def close(self) -> None:
         """Note that the context is gone."""
@@ -210,12 +247,40 @@ class LlamaKVCache:
             raise ValueError(
                 f"cannot keep {num_tokens} of {self._num_tokens} entries: only all of them can be forgotten"
             )
-        spans = self._spans_of(num_tokens)
+        spans = self._spans_between(0, num_tokens)
         position = sum(span.num_positions for span in spans)
         if not self._sequences.forget_from(self.sequence, position if num_tokens else -1):
             self._broken = "it could not be trimmed"
             raise EngineFault(ENGINE, "trim", self._broken)
         self._spans, self._num_tokens, self._next_position = spans, num_tokens, position
+
+    def graft(self, donor: KVCache, start: int, stop: int) -> None:
+        """Append a donor's entries, shared and not copied; see `edge_vl.engine.Graftable`."""
+        self.check("graft")
+        if not isinstance(donor, LlamaKVCache) or donor.owner is not self._sequences:
+            raise ValueError("cannot graft: the donor belongs to another language model")
+        donor.check("graft")
+        if not self._sequences.is_open:
+            raise EngineFault(ENGINE, "graft", "the language model is closed")
+        if self._sequences.keeps_states:
+            raise ValueError("cannot graft: the model keeps a state, and what a token did to it cannot be taken out")
+        if start != self._num_tokens or not start <= stop <= donor.num_tokens:
+            raise ValueError(
+                f"cannot graft entries {start} to {stop} of {donor.num_tokens} behind {self._num_tokens} entries"
+            )
+        position = sum(span.num_positions for span in donor._spans_between(0, start))
+        if position != self._next_position:
+            raise ValueError(
+                f"cannot graft: entry {start} is at position {position} in the donor and would be at "
+                f"{self._next_position} here"
+            )
+        spans = donor._spans_between(start, stop)
+        if not spans:
+            return
+        end = position + sum(span.num_positions for span in spans)
+        self._sequences.copy(donor.sequence, self.sequence, position, end)
+        for span in spans:
+            self.append(span.num_tokens, span.num_positions, is_block=span.is_block)
 
     def close(self) -> None:
         """Give the memory back. May be called twice."""
@@ -225,19 +290,20 @@ class LlamaKVCache:
             self._sequences.give_back(self.sequence)
             self._spans, self._num_tokens, self._next_position = [], 0, 0
 
-    def _spans_of(self, num_tokens: int) -> list[_Span]:
-        """Return the first entries as spans."""
-        kept: list[_Span] = []
-        rest = num_tokens
+    def _spans_between(self, start: int, stop: int) -> list[_Span]:
+        """Return the entries `start` to `stop` as spans.
+
+        Raises:
+            ValueError: a picture's tokens that belong together would be torn apart.
+        """
+        spans: list[_Span] = []
+        first = 0
         for span in self._spans:
-            if not rest:
-                break
-            if rest < span.num_tokens and span.is_block:
-                raise ValueError(
-                    f"cannot keep {num_tokens} of {self._num_tokens} entries: that would tear a picture apart"
-                )
-            count = min(rest, span.num_tokens)
-            positions = span.num_positions if span.is_block else count
-            kept.append(_Span(count, positions, span.is_block))
-            rest -= count
-        return kept
+            count = min(stop, first + span.num_tokens) - max(start, first)
+            first += span.num_tokens
+            if count <= 0:
+                continue
+            if span.is_block and count < span.num_tokens:
+                raise ValueError(f"entries {start} to {stop} of {self._num_tokens} would tear a picture apart")
+            spans.append(_Span(count, span.num_positions if span.is_block else count, span.is_block))
+        return spans

@@ -87,6 +87,7 @@ class LlamaLanguageModel:
             int(llama.llama_n_seq_max(context)),
             plan.entry_bytes,
             keeps_states=model.is_recurrent,
+            has_window=not model.is_recurrent and int(llama.llama_model_n_swa(model.pointer)) > 0,
         )
         self._max_rows = int(llama.llama_n_batch(context))
         self._max_block = int(llama.llama_n_ubatch(context))
@@ -127,6 +128,7 @@ class LlamaLanguageModel:
                 is_last = number == len(passes) - 1
                 self._run(own, one, position, want_logits and is_last)
                 spanned = one.num_positions if isinstance(one, _Rows) else one.num_tokens
+                self._sequences.hold(own.sequence, position, position + spanned)
                 position += spanned
                 taken.append((one.num_tokens, spanned, isinstance(one, _Rows) and one.is_block))
             logits = self._logits() if want_logits else None
@@ -151,6 +153,7 @@ class LlamaLanguageModel:
             if code != _NO_SLOT:
                 own.undo(f"llama_decode returned {code}")
             raise self._fault("decode", code, 1)
+        self._sequences.hold(own.sequence, own.next_position, own.next_position + 1)
         own.append(1, 1, is_block=False)
         return self._logits()
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Protocol, Self
 
 import numpy as np
 
 from edge_vl.engine import KVCache
+from edge_vl.errors import EngineFault
 from edge_vl_onnxruntime.decoder_graph import DecoderGraph
-from edge_vl_onnxruntime.session import Session, import_onnxruntime
+from edge_vl_onnxruntime.session import ENGINE, Session, import_onnxruntime
 
 __all__ = ["BoundKVCache", "GrowingKVCache", "SharedKVCache", "shared_capacity"]
 
@@ -101,6 +103,23 @@ class _Cache:
         row_bytes = graph.num_kv_heads * graph.head_dim * np.dtype(graph.cache_dtype).itemsize
         return int(len(self._values) * row_bytes)
 
+    def _checked_donor(self, donor: object, start: int, stop: int) -> Self:
+        """Return a donor that has the entries `start` to `stop` and belongs to the same session.
+
+        Raises:
+            ValueError: it does not, or this cache does not end at `start`.
+            EngineFault: this cache or the donor is closed.
+        """
+        if not isinstance(donor, type(self)) or donor.owner is not self.owner:
+            raise ValueError("cannot graft: the donor belongs to another language model")
+        if not self.is_open or not donor.is_open:
+            raise EngineFault(ENGINE, "graft", "the cache is closed" if donor.is_open else "the donor is closed")
+        if start != self._num_tokens or not start <= stop <= donor.num_tokens:
+            raise ValueError(
+                f"cannot graft entries {start} to {stop} of {donor.num_tokens} behind {self._num_tokens} entries"
+            )
+        return donor
+
     def close(self) -> None:
         """Give the memory back."""
         self._values, self._num_tokens, self._binding = [], 0, None
@@ -158,23 +177,39 @@ class GrowingKVCache(_Cache):
             self._num_tokens = num_tokens
             self._release_binding()
 
+    def graft(self, donor: KVCache, start: int, stop: int) -> None:
+        """Append copies of a donor's entries; see `edge_vl.engine.Graftable`."""
+        checked = self._checked_donor(donor, start, stop)
+        if start < stop:
+            joined = [
+                np.concatenate([own.numpy(), other.numpy()[:, :, start:stop]], axis=2)
+                for own, other in zip(self._values, checked._values, strict=True)
+            ]
+            self._values = [self._layout.value(array) for array in joined]
+            self._num_tokens = stop
+            self._release_binding()
+
     def _release_binding(self) -> None:
         """Drop the longer values that the binding still holds."""
         self._binding = self._layout.session.native.io_binding()
 
 
 class SharedKVCache(_Cache):
-    """For GroupQueryAttention: past and present are one buffer that the graph writes to in place."""
+    """For GroupQueryAttention: past and present are one buffer that the graph writes to in place.
+
+    Forks share the buffers until one of them writes; that one moves to its own and takes along what it still has.
+    """
 
     def __init__(self, session: Session, graph: DecoderGraph, context_length: int) -> None:
         """Begin empty."""
         super().__init__(session, graph, context_length)
         self._capacity = 0
+        self._holders = weakref.WeakSet([self])  # of the buffers
         self._is_bound = False
 
     @property
     def nbytes(self) -> int:
-        """Memory of the buffers, used or not."""
+        """Memory of the buffers, used or not; what forks share is counted in each."""
         return self._entry_bytes() * self._capacity
 
     def bind(self, num_new: int) -> None:
@@ -194,9 +229,9 @@ class SharedKVCache(_Cache):
     def fork(self) -> Self:
         """Return an independent cache with the same entries."""
         copy = type(self)(self._layout.session, self._layout.graph, self._layout.context_length)
-        if self._values:
-            copy._replace(self._values, self._num_tokens, self._capacity)
-        copy._num_tokens = self._num_tokens
+        copy._values, copy._num_tokens, copy._capacity = self._values, self._num_tokens, self._capacity
+        copy._holders = self._holders
+        self._holders.add(copy)
         return copy
 
     def trim(self, num_tokens: int) -> None:
@@ -204,26 +239,38 @@ class SharedKVCache(_Cache):
         _check_trim(num_tokens, self._num_tokens)
         self._num_tokens = num_tokens
 
+    def graft(self, donor: KVCache, start: int, stop: int) -> None:
+        """Append copies of a donor's entries; see `edge_vl.engine.Graftable`."""
+        checked = self._checked_donor(donor, start, stop)
+        if start < stop:
+            self._reserve(stop)
+            for own, other in zip(self._values, checked._values, strict=True):
+                array = own.numpy()  # on the CPU the buffer itself, elsewhere a copy
+                array[:, :, start:stop] = other.numpy()[:, :, start:stop]
+                if self._layout.device != "cpu":
+                    own.update_inplace(array)
+            self._num_tokens = stop
+
     def close(self) -> None:
         """Give the memory back."""
         super().close()
         self._capacity = 0
+        self._holders.discard(self)
 
     def _reserve(self, num_tokens: int) -> None:
-        """Grow so that so many entries fit."""
-        if num_tokens <= self._capacity:
+        """Have buffers of its own in which so many entries fit."""
+        if num_tokens <= self._capacity and len(self._holders) == 1:
             return
-        capacity = shared_capacity(num_tokens, self._layout.context_length)
-        self._replace(self._values, self._num_tokens, max(capacity, num_tokens))
-
-    def _replace(self, values: list[Any], num_tokens: int, capacity: int) -> None:
-        """Move to new buffers of `capacity` entries that begin with the first `num_tokens` of `values`."""
+        capacity = max(shared_capacity(num_tokens, self._layout.context_length), num_tokens)
+        kept = slice(self._num_tokens)
         arrays = [self._layout.empty(capacity) for _ in self._layout.graph.past_names]
-        for array, value in zip(arrays, values, strict=False):  # there are none yet in a new cache
-            array[:, :, :num_tokens] = value.numpy()[:, :, :num_tokens]
+        for array, value in zip(arrays, self._values, strict=False):  # there are none yet in a new cache
+            array[:, :, kept] = value.numpy()[:, :, kept]
         self._values = [self._layout.value(array) for array in arrays]
         self._capacity = capacity
         self._is_bound = False
+        self._holders.discard(self)
+        self._holders = weakref.WeakSet([self])
 
 
 def shared_capacity(num_tokens: int, context_length: int) -> int:

@@ -15,7 +15,7 @@ from edge_vl.config_values import section, whole_number
 from edge_vl.engine import LaneMemory
 from edge_vl.errors import ModelError
 from edge_vl.model_spec import ModelSpec
-from edge_vl.serial import MAX_PREFILL_TOKENS
+from edge_vl.passes import MAX_PREFILL_TOKENS
 from edge_vl_onnxruntime.decoder_graph import COUNTS, PAST
 from edge_vl_onnxruntime.files import ModelFile
 from edge_vl_onnxruntime.kv_cache import shared_capacity

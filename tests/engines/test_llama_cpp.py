@@ -28,6 +28,8 @@ CELLS = 3e-3
 
 
 class TestBundledModel(EngineContract):
+    tolerance = CELLS
+
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path: Path) -> None:
         self._empty = tiny_spec(tmp_path)

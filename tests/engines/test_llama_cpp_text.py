@@ -18,7 +18,7 @@ from edge_vl.model_spec import ModelSpec, read_model_spec
 from edge_vl.plan import TextChunk
 from edge_vl.testing import EngineContract
 from edge_vl_llama_cpp import engine as llama_engine
-from tests.engines.test_llama_cpp import fill
+from tests.engines.test_llama_cpp import CELLS, fill
 from tests.engines.test_llama_cpp_tokenizer import smollm2_file
 from tests.engines.tiny_gguf import write_text_model
 
@@ -27,6 +27,7 @@ ONE_THREAD = LaneOptions(threads=1)
 
 class TestTinyTextModel(EngineContract):
     has_vision = False
+    tolerance = CELLS
 
     @pytest.fixture(autouse=True)
     def _write(self, tmp_path: Path) -> None:

@@ -91,6 +91,7 @@ def write_text(
     pre: str = "smollm",
     template: str | None = TEMPLATE,
     seed: int = 0,
+    window: int = 0,
 ) -> None:
     """Write a text model: `llama`, `gemma3`, `qwen2vl` or `lfm2` (a layer with attention, one with a convolution)."""
     writer = gguf.GGUFWriter(path, architecture)
@@ -109,6 +110,8 @@ def write_text(
         writer.add_rope_dimension_sections([2, 3, 3, 0])
     if architecture == "lfm2":
         writer.add_shortconv_l_cache(3)
+    if window:
+        writer.add_sliding_window(window)
     vocab_size = write_vocabulary(writer, add_bos=add_bos, pre=pre)
     if template is not None:
         writer.add_chat_template(template)

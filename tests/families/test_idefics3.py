@@ -19,9 +19,11 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
+from edge_vl.costs import unit_shape
 from edge_vl.errors import ImageError, ModelError, RequestError
 from edge_vl.families import family_of
-from edge_vl.families.idefics3 import MAX_TILES, Idefics3
+from edge_vl.families.idefics3 import Idefics3
+from edge_vl.families.tile_settings import MAX_TILES, TileSettings
 from edge_vl.frame import Frame
 from edge_vl.message import Message
 from edge_vl.model_spec import ModelSpec, read_model_spec
@@ -416,3 +418,85 @@ def test_a_template_that_opens_the_reasoning_is_noticed(tmp_path: Path) -> None:
     asked = [Message("user", ("Why?",))]
     assert not Idefics3(model).layout(asked, tokenizer).opens_reasoning
     assert Idefics3(opened).layout(asked, tokenizer).opens_reasoning
+
+
+class TestRungs:
+    @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+    def test_tiles_of_every_rung_are_those_of_transformers_with_its_longest_edge(
+        self, bundled: Twin, size: tuple[int, int]
+    ) -> None:
+        assert_honest_rungs(bundled, frame_of(*size))
+
+    @pytest.mark.parametrize("size", [(1, 5000), (2049, 3), (640, 480), (480, 640), (333, 1777), (1080, 1080)])
+    def test_so_are_those_of_published_settings(self, published: Twin, original: Twin, size: tuple[int, int]) -> None:
+        assert_honest_rungs(published, frame_of(*size))
+        assert_honest_rungs(original, frame_of(*size))
+
+    @pytest.mark.parametrize(
+        "setting",
+        [
+            {"do_resize": False},
+            {"do_image_splitting": False},
+            {"resample": 3},
+            {"size": {"height": 100, "width": 200}},
+            {"size": {"longest_edge": 129}},
+            {"size": {"longest_edge": 5000}, "max_image_size": {"longest_edge": 512}},
+        ],
+        ids=str,
+    )
+    def test_so_are_those_of_other_settings(self, tmp_path: Path, setting: dict[str, Any]) -> None:
+        preprocessor = {"size": {"longest_edge": 256}, "max_image_size": {"longest_edge": 64}, **setting}
+        side = preprocessor["max_image_size"]["longest_edge"]
+        twin = Twin(
+            write_model_folder(tmp_path, tile_side=side, patch_size=16, scale_factor=2, preprocessor=preprocessor)
+        )
+        for size in ((200, 100), (77, 333), (64, 64)):
+            assert_honest_rungs(twin, frame_of(*size))
+
+    def test_the_ladder_of_a_camera_frame_with_published_settings(self, published: Twin) -> None:
+        rungs = published.family.rungs(frame_of(640, 480))
+        assert [(rung.longest_edge, rung.num_units) for rung in rungs] == [(None, 13), (1536, 10), (1024, 5), (512, 1)]
+        assert [rung.num_image_tokens for rung in rungs] == [13 * 64, 10 * 64, 5 * 64, 64]
+
+    @given(width=st.integers(1, 3000), height=st.integers(1, 3000), side=st.integers(16, 40), edge=st.integers(1, 400))
+    def test_smaller_edges_lead_down_to_one_tile_for_any_size(
+        self, width: int, height: int, side: int, edge: int
+    ) -> None:
+        tiles = TileSettings(side, edge, (0, 0), True, True, Image.Resampling.LANCZOS)
+        edges = [edge, *tiles.smaller_edges()]
+        assert edges == sorted(set(edges), reverse=True)
+        assert tiles.with_longest_edge(edges[-1]).grid(height, width) == (1, 1)
+
+    def test_a_picture_with_too_many_tiles_has_no_rungs(self, tmp_path: Path) -> None:
+        spec = write_model_folder(
+            tmp_path,
+            patch_size=16,
+            scale_factor=2,
+            preprocessor={"max_image_size": {"longest_edge": 64}, "size": {"longest_edge": 128}, "do_resize": False},
+            tile_side=64,
+        )
+        with pytest.raises(ImageError, match="272 tiles"):
+            Idefics3(spec).rungs(frame_of(1088, 1024))
+
+
+def assert_honest_rungs(twin: Twin, frame: Frame) -> None:
+    """Compare the tiles of every rung with those of transformers, and their number with what the rung says."""
+    rungs = twin.family.rungs(frame)
+    assert rungs[0].longest_edge is None
+    assert rungs[-1].num_units == 1
+    counts = [rung.num_image_tokens for rung in rungs]
+    assert counts == sorted(set(counts), reverse=True)
+    for rung in rungs:
+        changed: dict[str, Any] = {}
+        if rung.longest_edge is not None:
+            changed = {"size": {"longest_edge": rung.longest_edge}, "do_resize": True}
+        images = Idefics3ImageProcessorPil(**{**twin.spec.preprocessor, **changed})
+        grid = twin.family.tile(frame, rung.longest_edge)
+        units, rows, columns = twin.tiles(frame, images)
+        assert (grid.rows, grid.columns, len(grid.units)) == (rows, columns, len(units))
+        for ours, theirs in zip(grid.units, units, strict=True):
+            assert np.array_equal(ours.pixels, theirs)
+        assert rung.num_units == len(units)
+        assert rung.num_image_tokens == len(units) * twin.family.tokens_per_unit
+        tokens = twin.family.tokens_per_unit
+        assert {unit_shape(ImageChunk(unit, 0, tokens, 0, tokens)) for unit in grid.units} == {rung.shape}

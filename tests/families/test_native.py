@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 
+from edge_vl.costs import unit_shape
 from edge_vl.engine import PictureCutter
 from edge_vl.errors import ImageError, ModelError
 from edge_vl.families.native import Native
@@ -119,3 +121,96 @@ def test_a_cache_that_forgets_only_everything_makes_the_rules_stricter() -> None
     assert isinstance(Cutter(), PictureCutter)
     assert Native(spec_with(STRINGS), Cutter(), "any").rules.rollback == "any"
     assert Native(spec_with(STRINGS), Cutter(), "whole").rules.rollback == "whole"
+
+
+def test_a_text_model_forgets_as_its_cache_does() -> None:
+    assert Native(spec_with(STRINGS), None, "any").rules.rollback == "any"
+    assert Native(spec_with(STRINGS), None, "whole").rules.rollback == "whole"
+
+
+class CountingCutter:
+    """Cuts tiles of 64 pixels with 16 tokens each, as many as a picture covers, at most 8 a side, and a thumbnail."""
+
+    rules = ExactnessRules("tile", "any", True, "none", "any")
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+
+    def cut(self, frame: Frame) -> ImageGrid:
+        self.frames.append(frame)
+        if max(frame.height, frame.width) > 20 * min(frame.height, frame.width):
+            raise ImageError("too narrow")
+        rows, columns = (min(-(-side // 64), 8) for side in (frame.height, frame.width))
+        num_units = rows * columns + (rows * columns > 1)
+        kind: Literal["tile", "image"] = "tile" if num_units > 1 else "image"
+        unit = ImageUnit(frame.pixels, kind, 0, 0, "key", num_tokens=16, num_positions=16)
+        return ImageGrid((unit,) * num_units, 0, 0, ((),) * (num_units + 1))
+
+
+class TestRungs:
+    def test_every_rung_counts_what_its_tiles_are(self) -> None:
+        cutter = CountingCutter()
+        native = Native(spec_with(STRINGS), cutter, "any")
+        frame = load_picture(np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8))
+        rungs = native.rungs(frame)
+        assert [(rung.longest_edge, rung.num_units) for rung in rungs] == [
+            (None, 36),
+            (283, 21),
+            (200, 13),
+            (141, 7),
+            (100, 5),
+        ]
+        for rung in rungs:
+            grid = native.tile(frame, rung.longest_edge)
+            assert len(grid.units) == rung.num_units
+            assert sum(unit.num_tokens for unit in grid.units) == rung.num_image_tokens
+            assert unit_shape(ImageChunk(grid.units[0], 0, 16, 0, 16)) == rung.shape
+
+    def test_a_picture_is_scaled_down_in_its_proportions_and_never_up(self) -> None:
+        cutter = CountingCutter()
+        native = Native(spec_with(STRINGS), cutter, "any")
+        pixels = np.zeros((300, 400, 3), np.uint8)
+        pixels[:, 200:] = 255
+        frame = load_picture(pixels)
+        native.tile(frame, 100)
+        small = cutter.frames[-1]
+        assert small.pixels.shape == (75, 100, 3)
+        assert small.pixels.dtype == np.uint8
+        assert small.pixels[:, :45].max() < 8
+        assert small.pixels[:, 55:].min() > 247
+        assert small.source == frame.source
+        for longest_edge in (None, 400, 1000):
+            native.tile(frame, longest_edge)
+            assert cutter.frames[-1] is frame
+
+    def test_a_size_is_cut_for_its_counts_once(self) -> None:
+        cutter = CountingCutter()
+        native = Native(spec_with(STRINGS), cutter, "any")
+        first = native.rungs(load_picture(np.zeros((300, 400, 3), np.uint8)))
+        num_cut = len(cutter.frames)
+        assert num_cut > len(first) - 1
+        assert native.rungs(load_picture(np.full((300, 400, 3), 9, np.uint8))) == first
+        assert len(cutter.frames) == num_cut
+        assert native.rungs(load_picture(np.zeros((400, 300, 3), np.uint8))) != first
+
+    def test_ladders_of_many_sizes_do_not_pile_up(self) -> None:
+        native = Native(spec_with(STRINGS), CountingCutter(), "any")
+        for width in range(64, 200):
+            native.rungs(load_picture(np.zeros((64, width, 3), np.uint8)))
+        assert len(native._ladders) == 64
+
+    def test_an_encoder_that_always_makes_as_many_tokens_has_one_rung(self) -> None:
+        native = Native(spec_with(STRINGS), Cutter(), "any")
+        (rung,) = native.rungs(load_picture(np.zeros((300, 400, 3), np.uint8)))
+        assert (rung.longest_edge, rung.num_units, rung.num_image_tokens) == (None, 2, 8)
+
+    def test_a_picture_that_cannot_be_cut_has_no_rungs(self) -> None:
+        native = Native(spec_with(STRINGS), CountingCutter(), "any")
+        with pytest.raises(ImageError, match="too narrow"):
+            native.rungs(load_picture(np.zeros((10, 400, 3), np.uint8)))
+
+    def test_a_rung_that_rounding_has_made_too_narrow_ends_the_ladder(self) -> None:
+        native = Native(spec_with(STRINGS), CountingCutter(), "any")
+        narrow = np.zeros((29, 580, 3), np.uint8)  # half its area is 20x410
+        rungs = native.rungs(load_picture(narrow))
+        assert [rung.longest_edge for rung in rungs] == [None]

@@ -1,0 +1,198 @@
+"""The KV caches that are kept, so that equal beginnings are computed once."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+
+from edge_vl.engine import Graftable, KVCache, LanguageModel
+from edge_vl.entries import Entries
+from edge_vl.plan import ImageChunk, Plan
+from edge_vl.resident import Resident
+
+__all__ = ["CachePool"]
+
+
+class CachePool:
+    """Finds for a prompt the cache that holds most of its beginning. Belongs to the language lane."""
+
+    def __init__(self, language: LanguageModel, *, max_idle: int, max_idle_bytes: int) -> None:
+        """Begin without caches.
+
+        Args:
+            language: whose caches.
+            max_idle: caches that are kept although nobody uses them.
+            max_idle_bytes: memory that these may hold together.
+        """
+        self._language = language
+        self._max_idle = max_idle
+        self._max_idle_bytes = max_idle_bytes
+        self._idle: list[Resident] = []
+        self._known: weakref.WeakSet[Resident] = weakref.WeakSet()
+        self._pinned: list[Resident] = []
+        self._num_uses = 0
+
+    @property
+    def idle_bytes(self) -> int:
+        """Memory of the caches that nobody uses."""
+        return sum(resident.cache.nbytes for resident in self._idle)
+
+    def take(self, plan: Plan, entries: Entries, own: Resident | None) -> tuple[Resident, int]:
+        """Find or make a cache that holds as much of a prompt's beginning as possible, and nothing else.
+
+        Whole images are kept or forgotten, and at least the prompt's last entry is left: somebody has to compute the
+        logits after it. The caller gives it back.
+
+        Args:
+            plan: the prompt.
+            entries: its entries.
+            own: the cache of the conversation that asks; it is the one returned.
+
+        Returns:
+            The cache and the number of its entries.
+
+        Raises:
+            CacheFull: there is no room for one more.
+        """
+        if own is not None and not own.belongs_to(self._language):
+            own.forget()  # it was of a lane that is lost
+        best, kept = self._best(plan, entries, own)
+        resident = self._adopt(best, kept, own)
+        self._use(resident)
+        return resident, resident.num_tokens
+
+    def donor(self, plan: Plan, entries: Entries, kept: int) -> Resident | None:
+        """Return the cache that has most of a prompt's entries behind the first `kept`, each at its place.
+
+        The caller gives it back.
+        """
+        best, most = None, 0
+        for resident in self._usable():
+            if not isinstance(resident.cache, Graftable):
+                return None
+            length = min(resident.num_tokens, len(entries))
+            count = int((resident.entries[kept:length] == entries[kept:length]).all(axis=1).sum())
+            if count > most:
+                best, most = resident, count
+        if best is not None:
+            self._use(best)
+        return best
+
+    def give_back(self, resident: Resident) -> None:
+        """Keep a cache for whoever needs its beginning next; the oldest ones make room for it."""
+        resident.num_users -= 1
+        if resident.num_users or resident.is_owned or resident.is_pinned or not resident.has_cache:
+            return
+        if resident not in self._idle:
+            self._idle.append(resident)
+        while len(self._idle) > self._max_idle or self.idle_bytes > self._max_idle_bytes:
+            oldest = min(self._idle, key=lambda one: one.last_use)
+            self._idle.remove(oldest)
+            oldest.drop()
+
+    def pin(self, resident: Resident) -> None:
+        """Keep a cache that somebody made for good; it is not changed any more."""
+        resident.is_pinned = True
+        self._known.add(resident)
+        self._pinned.append(resident)
+
+    def discard(self, resident: Resident) -> None:
+        """Drop a cache that was taken and must not be used again."""
+        resident.num_users -= 1
+        if not resident.num_users:
+            resident.drop()
+
+    def drop_oldest(self) -> bool:
+        """Give back the cache that was not used for longest, never one in use, and one that is pinned at last.
+
+        Whoever it belongs to computes it again when it is needed.
+
+        Returns:
+            Whether there was one.
+        """
+        unused = [one for one in self._usable() if not one.num_users]
+        if not unused:
+            return False
+        oldest = min(unused, key=lambda one: (one.is_pinned, one.last_use))
+        if oldest in self._idle:
+            self._idle.remove(oldest)
+        if oldest.is_pinned:
+            oldest.is_pinned = False
+            self._pinned.remove(oldest)
+        oldest.drop()
+        return True
+
+    def caches(self) -> list[KVCache]:
+        """Return every cache there is."""
+        return [resident.cache for resident in self._usable()]
+
+    def close(self) -> None:
+        """Give everything back."""
+        for resident in list(self._usable()):
+            resident.drop()
+        self._idle.clear()
+        self._pinned.clear()
+
+    def _usable(self) -> Iterator[Resident]:
+        return (one for one in list(self._known) if one.belongs_to(self._language))
+
+    def _best(self, plan: Plan, entries: Entries, own: Resident | None) -> tuple[Resident | None, int]:
+        """Return the cache with the longest usable beginning; where several have it, the cheapest to use."""
+        best: Resident | None = None
+        best_rank = (0, 0)
+        for resident in self._usable():
+            kept = _usable_tokens(plan, entries, resident)
+            if kept:
+                rank = (kept, 3 if resident is own else 2 if resident.is_pinned else 1)
+                if rank > best_rank:
+                    best, best_rank = resident, rank
+        return best, best_rank[0]
+
+    def _adopt(self, best: Resident | None, kept: int, own: Resident | None) -> Resident:
+        """Bring the beginning into a cache that the caller may change."""
+        if best is None:
+            fresh = own or Resident()
+            fresh.drop()
+            fresh.begin(self._language)
+            self._known.add(fresh)
+            return fresh
+        if best is own:
+            best.trim(kept)
+            return best
+        is_free = best in self._idle and own is None
+        if is_free and 2 * kept >= best.num_tokens:
+            self._idle.remove(best)
+            best.trim(kept)
+            return best
+        fork = own or Resident()
+        fork.drop()
+        best.num_users += 1  # making room must not drop it
+        try:
+            fork.begin_like(best, kept)
+        finally:
+            best.num_users -= 1
+        self._known.add(fork)
+        return fork
+
+    def _use(self, resident: Resident) -> None:
+        self._num_uses += 1
+        resident.last_use = self._num_uses
+        resident.num_users += 1
+
+
+def _usable_tokens(plan: Plan, entries: Entries, resident: Resident) -> int:
+    """Return how many of a cache's first entries a prompt can begin with."""
+    rules = plan.rules
+    if not rules.text_prefix_ok:  # what comes later changes what came before
+        return 0
+    kept = min(resident.num_common(entries), len(entries) - 1)
+    start = 0
+    for chunk in plan.chunks:
+        end = start + chunk.num_tokens
+        if start < kept < end and isinstance(chunk, ImageChunk):
+            kept = start
+        start = end
+        if end >= kept:
+            break
+    is_all = kept == resident.num_tokens
+    return kept if is_all or rules.rollback == "any" else 0

@@ -1,0 +1,126 @@
+"""The files that `edge-vl ask` writes of a trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_vl.answer import Answer
+from edge_vl.errors import RequestError, SinkError
+
+__all__ = ["TraceFiles"]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFiles:
+    """Where the trace of an answer goes.
+
+    Attributes:
+        trace: path of the Chrome trace events that Perfetto opens; None: not wanted.
+        waterfall: path of the picture; None: not wanted.
+    """
+
+    trace: Path | None = None
+    waterfall: Path | None = None
+
+    def check(self) -> None:
+        """Find out whether both can be written, before anything costly is done; changes no file.
+
+        Raises:
+            RequestError: one of them cannot, or both are the same file.
+        """
+        for option, path in (("--trace", self.trace), ("--waterfall", self.waterfall)):
+            if path is None:
+                continue
+            try:
+                _try(path)
+            except OSError as error:
+                raise RequestError(
+                    f"{option} {path} cannot be written: {error.strerror or error}", field=option.strip("-")
+                ) from None
+        if self.trace and self.waterfall and _is_file_to_be(self.trace) and _is_same(self.trace, self.waterfall):
+            raise RequestError("--trace and --waterfall name the same file", field="waterfall")
+
+    def write(self, answer: Answer, question: str) -> None:
+        """Write what is wanted; a file that is there is replaced as a whole or not at all.
+
+        Raises:
+            SinkError: the disk is full, or the like.
+        """
+        try:
+            if self.trace:
+                from edge_vl.perfetto import perfetto
+
+                _write(self.trace, json.dumps(perfetto(answer.timings, question), ensure_ascii=False, allow_nan=False))
+            if self.waterfall:
+                _write(self.waterfall, _picture(answer, question))
+        except OSError as error:
+            raise SinkError(f"the trace cannot be written: {error}") from error
+
+
+def _picture(answer: Answer, question: str) -> str:
+    from edge_vl.waterfall import waterfall
+
+    engines = {"language": f"{answer.language_engine} {answer.dtypes['language']}"}
+    if answer.vision_engine:
+        engines["vision"] = f"{answer.vision_engine} {answer.dtypes['vision']}"
+    usage = answer.usage
+    facts = [
+        f"model {answer.model}",
+        f"profile {answer.profile}",
+        f"prompt {usage.prompt_tokens} tokens, {usage.image_tokens} of pictures",
+        *answer.degraded,
+    ]
+    return waterfall(answer.timings, question, subtitle="; ".join(facts), engines=engines)
+
+
+def _is_file_to_be(path: Path) -> bool:
+    """Say whether a path is a file or may become one; a device or a pipe is written to as it is."""
+    return not path.exists() or stat.S_ISREG(path.stat().st_mode)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def _try(path: Path) -> None:
+    if path.is_dir():
+        raise IsADirectoryError(None, "it is a folder")
+    if not _is_file_to_be(path):
+        if not os.access(path, os.W_OK):
+            raise PermissionError(None, "permission denied")
+        return
+    target = Path(os.path.realpath(path))
+    if not target.parent.is_dir():
+        raise FileNotFoundError(None, f"there is no folder {path.parent}")
+    with suppress(FileNotFoundError):
+        target.lstat()  # tells whether the file system takes the name
+    part = _part_of(target)
+    part.touch(exist_ok=False)
+    part.unlink()
+
+
+def _part_of(target: Path) -> Path:
+    """Return a new name beside a file, for what is written until it is complete."""
+    return target.with_name(f".edge-vl-{secrets.token_hex(6)}.part")
+
+
+def _write(path: Path, text: str) -> None:
+    if not _is_file_to_be(path):
+        path.write_text(text, encoding="utf-8")
+        return
+    target = Path(os.path.realpath(path))  # through a link, not over it
+    part = _part_of(target)
+    try:
+        part.write_text(text, encoding="utf-8")
+        if target.exists():
+            part.chmod(stat.S_IMODE(target.stat().st_mode))
+        part.replace(target)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
