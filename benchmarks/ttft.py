@@ -18,8 +18,9 @@ An answer is one token long. What counts of edge_vl and MTMDChatHandler is the w
 its stream brings the first token; all of them get the picture as a PNG. The peers with a q8_0 mmproj are asked cold
 only: where xllamacpp reuses a picture it does not need that file, and MTMDChatHandler is always cold.
 
-xllamacpp runs as its wheel on PyPI was compiled (its page says: for any processor of the kind), with its defaults but
-for threads and context.
+The peers' prompts are edge_vl's but for one token: they hand the picture to the chat template as a text, which then
+writes a space before it. xllamacpp runs as its wheel on PyPI was compiled (for any processor of the kind, with AVX2 at
+most, so its page says), with its defaults but for threads and context.
 """
 
 from __future__ import annotations

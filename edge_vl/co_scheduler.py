@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Literal
@@ -16,7 +16,7 @@ from edge_vl.lanes import Lanes
 from edge_vl.loop import LaneKind, Loop
 from edge_vl.mode_choice import Mode
 from edge_vl.op_watch import OpWatch
-from edge_vl.plan import TextChunk
+from edge_vl.plan import ImageUnit, TextChunk
 from edge_vl.policy import Policy, next_step
 from edge_vl.run import Job
 from edge_vl.scheduler_limits import SchedulerLimits
@@ -82,6 +82,15 @@ class CoScheduler:
                     self._loop.submit(job)
                 return
         self._refuse(job, fault)
+
+    def backlog_s(self) -> float:
+        """Return the device time that requests before a new one still need, as far as it is known."""
+        estimates = (job.request.progress.remaining_s for job in self._loop.active_jobs())
+        return sum(estimate for estimate in estimates if estimate is not None)
+
+    def num_missing(self, units: Sequence[ImageUnit]) -> int:
+        """Return how many of these units have no image embeds that are kept."""
+        return len({unit.key for unit in units if unit.key not in self.embeds})
 
     def pin(self, head: TextChunk) -> None:
         """Prefill text that every prompt begins with, before any picture arrives, and keep it."""

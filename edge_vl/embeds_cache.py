@@ -31,6 +31,10 @@ class EmbedsCache:
         """Return the number of units."""
         return len(self._kept)
 
+    def __contains__(self, key: str) -> bool:
+        """Say whether the embeds of a unit are kept; does not count. From any thread."""
+        return key in self._kept
+
     def find(self, key: str) -> ImageEmbeds | None:
         """Return the embeds of a unit, or None."""
         found = self._kept.get(key)

@@ -98,7 +98,7 @@ class Loop:
         self._lanes = lanes
         self._lane = lanes.language_lane
         self._language = lanes.language
-        self._mode = mode
+        self._mode: Mode | Literal["auto"] = mode
         self._book = book
         self._embeds = embeds
         self._limits = limits
@@ -172,6 +172,10 @@ class Loop:
         waiting = [run.job for run in self._pending if run.decoding is None]
         waiting += self._inbox
         return [run.job for run in begun], waiting
+
+    def active_jobs(self) -> list[Job]:
+        """Return the requests at work."""
+        return [run.job for run in list(self._active)]
 
     # On the language lane
 
@@ -387,7 +391,10 @@ class Loop:
                     raise
 
     def _find_embeds(self, run: Run) -> None:
+        known = {chunk.unit.key for chunk in run.missing} | run.embeds.keys()
         for chunk in run.needed_chunks():
+            if chunk.unit.key in known:
+                continue
             found = self._embeds.find(chunk.unit.key)
             if found is None:
                 run.missing.append(chunk)
@@ -397,16 +404,20 @@ class Loop:
 
     def _choose_mode(self, run: Run) -> None:
         """Choose how the lanes take turns, and say why in the trace."""
-        mode, reason, numbers = self._mode, "asked for", {}
+        asked = self._mode
+        mode: Mode = "serial"
+        numbers: dict[str, float] = {}
         if not run.missing:
-            mode, reason = "serial", "nothing is to be encoded"
+            reason = "nothing is to be encoded"
         elif not run.may_split:
-            mode, reason = "serial", "this model's pictures must be whole before they are prefilled"
-        elif mode == "auto":
+            reason = "this model's pictures must be whole before they are prefilled"
+        elif asked == "auto":
             choice = choose_mode(self._book.snapshot(), unit_shape(run.missing[0]), len(run.missing))
             mode, reason, numbers = choice.mode, choice.reason, dict(choice.numbers)
-        run.mode = mode if mode != "auto" else "serial"
-        run.request.trace.note_schedule(mode=run.mode, reason=reason, numbers=numbers)
+        else:
+            mode, reason = asked, "asked for"
+        run.mode = mode
+        run.request.trace.note_schedule(mode=mode, reason=reason, numbers=numbers)
 
     def _end(self, run: Run, outcome: Answer | EdgeVLError | None, *, is_sound: bool) -> None:
         """Let a request go; its cache is kept for others if it is sound."""
@@ -506,8 +517,11 @@ class Loop:
         num_tokens = sum(piece.num_tokens for piece in pieces)
         run.request.begin("prefill")
         if pieces[0].is_graft:
-            self._graft(run, pieces[0])
-            run.rest = rest
+            if self._graft(run, pieces[0]):
+                run.rest = rest
+            else:
+                run.give_up_grafts()
+                self._find_embeds(run)
             return
         items = run.items(pieces)
         encodes = self._encoding is not None
@@ -542,18 +556,22 @@ class Loop:
             run.decoding = Decoding(run.request, run.plan, self._language)
         self._choose(run)
 
-    def _graft(self, run: Run, piece: Piece) -> None:
-        """Take entries from the donor instead of computing them."""
+    def _graft(self, run: Run, piece: Piece) -> bool:
+        """Take entries from the donor instead of computing them; return whether that can be done."""
         resident, donor = run.resident, run.donor
         assert resident is not None
         assert donor is not None
         start = resident.num_tokens
         cache = resident.cache
         assert isinstance(cache, Graftable)
-        cache.graft(donor.cache, start, start + piece.num_tokens)
+        try:
+            cache.graft(donor.cache, start, start + piece.num_tokens)
+        except ValueError:  # equal entries may stand at other positions there
+            return False
         run.note(piece.num_tokens)
         run.num_grafted += piece.num_tokens
         run.request.trace.add_reused("prefill", "graft", piece.num_tokens, run_name([piece]))
+        return True
 
     def _check_complete(self, run: Run) -> None:
         """Let nobody answer before every entry of the plan is in: the completeness gate.

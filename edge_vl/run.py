@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,6 +144,10 @@ class Run:
                 pieces.append(piece)
             start = end
         return pieces
+
+    def give_up_grafts(self) -> None:
+        """Compute what was to be taken from the donor."""
+        self.rest = [replace(piece, is_graft=False) for piece in self.rest]
 
     def leave(self) -> tuple[Resident | None, Resident | None]:
         """Let go of both caches and return them."""

@@ -8,7 +8,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Literal, Self, Unpack, get_args
 
 from edge_vl.answer import Answer
 from edge_vl.answer_stream import AnswerStream
-from edge_vl.asking import AskOptions, generation_of, picture_list
+from edge_vl.asking import AskOptions, generation_of
 from edge_vl.co_scheduler import CoScheduler
 from edge_vl.cost_store import CostKey, CostStore
 from edge_vl.costs import CostBook
 from edge_vl.engine import Engine, LanguageSpec, VisionSpec
-from edge_vl.errors import ContextLengthError, EdgeVLError, ImageError, QueueFull, RequestError
+from edge_vl.errors import ContextLengthError, EdgeVLError, QueueFull, RequestError
 from edge_vl.families import Family, family_of
 from edge_vl.lanes import Lanes
 from edge_vl.loading import load_lanes, native_family
@@ -31,19 +31,21 @@ from edge_vl.mode_choice import Mode
 from edge_vl.model_spec import ModelSpec
 from edge_vl.models import find_model
 from edge_vl.option_checks import require_text, require_whole_number
-from edge_vl.pictures import Picture, load_picture
-from edge_vl.plan import ImageGrid, Plan
+from edge_vl.pictures import Picture
+from edge_vl.plan import Plan
+from edge_vl.plan_check import check_plan
+from edge_vl.preparation import Preparation
 from edge_vl.profile_choice import decide
 from edge_vl.request import Request, Settled
 from edge_vl.resident import Resident
 from edge_vl.run import Job
 from edge_vl.scheduler_limits import SchedulerLimits
 from edge_vl.text_head import text_head
-from edge_vl.tile_memory import TileMemory
 
 if TYPE_CHECKING:
     from edge_vl.async_answer_stream import AsyncAnswerStream
     from edge_vl.conversation import Conversation
+    from edge_vl.watch import Watch
 
 __all__ = ["Runtime"]
 
@@ -78,7 +80,7 @@ class Runtime:
         mode: Mode | Literal["auto"] = "auto",
         limits: SchedulerLimits | None = None,
         book: CostBook | None = None,
-        keep_costs: Callable[[CostBook], None] | None = None,
+        keep_costs: Callable[[CostBook], object] | None = None,
     ) -> None:
         """Take over loaded lanes. `Runtime.open` is what most callers want.
 
@@ -97,7 +99,7 @@ class Runtime:
         self._lanes = lanes
         self._scheduler = CoScheduler(lanes, mode=mode, book=book, limits=limits)
         self._keep_costs = keep_costs
-        self._tile_memory = TileMemory()
+        self._preparation = Preparation(model.name, family, lanes.language.tokenizer, self._scheduler)
         self._max_waiting = max_waiting
         self._lock = threading.Lock()
         self._running: set[Request] = set()
@@ -265,6 +267,35 @@ class Runtime:
         """Ask about pictures and wait for the answer; takes and raises what `stream` does, and what iterating does."""
         return self.stream(pictures, question, **options).answer
 
+    def watch(
+        self,
+        source: Iterable[Picture],
+        question: str,
+        *,
+        every_s: float | None = None,
+        every_frame: bool = False,
+        **options: Unpack[AskOptions],
+    ) -> Watch:
+        """Answer a question about the newest frame of a source, again and again.
+
+        Args:
+            source: gives pictures or frames, such as a camera's.
+            question: asked about each frame.
+            every_s: least seconds from the start of one answer to the start of the next; None: as fast as it goes.
+            every_frame: answer every frame instead of the newest one, as for a recording.
+            **options: see `AskOptions`.
+
+        Returns:
+            An iterator of answers; use it in a `with` block.
+
+        Raises:
+            RequestError: an argument makes no sense.
+            ImageError: the model cannot see.
+        """
+        from edge_vl.watch import Watch
+
+        return Watch(self, source, question, every_s=every_s, every_frame=every_frame, **options)
+
     def conversation(self, *, system: str | None = None) -> Conversation:
         """Begin a conversation: several turns about the same or new pictures.
 
@@ -341,25 +372,9 @@ class Runtime:
         bgr: bool,
     ) -> Message:
         """Decode and cut the pictures of one turn, on the caller's thread. For `Conversation`."""
-        require_text(question, "question")
-        if not question.strip():
-            raise RequestError("the question is empty", field="question")
-        grids: list[ImageGrid] = []
-        for index, picture in enumerate(picture_list(pictures)):
-            if self._lanes.vision is None:
-                raise ImageError(f"model {self._model.name} reads text only; it cannot see pictures", index=index)
-            request.begin("picture")
-            with request.trace.span("picture", detail=f"picture {index + 1}"):
-                frame = load_picture(picture, bgr=bgr, index=index)
-            request.note_captured(frame.captured_s)
-            request.begin("tile")
-            with request.trace.span("tile", detail=f"picture {index + 1}, {frame.width}x{frame.height}"):
-                grid = self._family.tile(frame)
-                if request.generation.reuse != "exact":
-                    grid, num_similar = self._tile_memory.of(request.generation.stream, index).replace(grid)
-                    request.num_similar += num_similar
-            grids.append(grid)
-        return Message("user", (*grids, question))
+        return self._preparation.message(
+            request, pictures, question, bgr=bgr, has_vision=self._lanes.vision is not None
+        )
 
     def submit(
         self,
@@ -407,6 +422,7 @@ class Runtime:
         request.begin("layout")
         with request.trace.span("layout"):
             plan = self._family.layout(messages, language.tokenizer)
+            check_plan(plan, file=str(self._model.path))
         if plan.num_tokens >= language.spec.context_length:
             raise ContextLengthError(plan.num_tokens, language.spec.context_length)
         return plan

@@ -1,0 +1,115 @@
+"""What is done to the pictures of a question before it is queued, on the thread of whoever asks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edge_vl.asking import picture_list
+from edge_vl.co_scheduler import CoScheduler
+from edge_vl.engine import Tokenizer
+from edge_vl.errors import ImageError, RequestError
+from edge_vl.families import Family
+from edge_vl.frame import Frame
+from edge_vl.ladder import Rung, pick_rung
+from edge_vl.message import Message
+from edge_vl.option_checks import require_text
+from edge_vl.pictures import Picture, load_picture
+from edge_vl.plan import ImageGrid
+from edge_vl.request import Request
+from edge_vl.tile_memory import TileMemory
+
+__all__ = ["Preparation"]
+
+_MARKUP_TOKENS = 24
+"""What a template and markers add to a question, roughly."""
+
+
+class Preparation:
+    """Decodes pictures, cuts them, and sees to it that what is left to be done can be done in time. Any thread."""
+
+    def __init__(self, model: str, family: Family, tokenizer: Tokenizer, scheduler: CoScheduler) -> None:
+        """Keep what it looks at."""
+        self._model = model
+        self._family = family
+        self._tokenizer = tokenizer
+        self._scheduler = scheduler
+        self._tiles = TileMemory()
+
+    def message(
+        self,
+        request: Request,
+        pictures: Picture | Sequence[Picture] | None,
+        question: str,
+        *,
+        bgr: bool,
+        has_vision: bool,
+    ) -> Message:
+        """Return the message of one turn.
+
+        Raises:
+            RequestError: there is no question.
+            ImageError: a picture cannot be used.
+            Settled: it came too late, or was cancelled.
+        """
+        require_text(question, "question")
+        if not question.strip():
+            raise RequestError("the question is empty", field="question")
+        grids: list[ImageGrid] = []
+        before_s = 0.0
+        for index, picture in enumerate(picture_list(pictures)):
+            if not has_vision:
+                raise ImageError(f"model {self._model} reads text only; it cannot see pictures", index=index)
+            request.begin("picture")
+            with request.trace.span("picture", detail=f"picture {index + 1}"):
+                frame = load_picture(picture, bgr=bgr, index=index)
+            request.note_captured(frame.captured_s)
+            request.begin("tile")
+            with request.trace.span("tile", detail=f"picture {index + 1}, {frame.width}x{frame.height}"):
+                grid, cost_s = self._cut(request, frame, index, question, before_s)
+            before_s += cost_s
+            grids.append(grid)
+        return Message("user", (*grids, question))
+
+    def _cut(
+        self, request: Request, frame: Frame, index: int, question: str, before_s: float
+    ) -> tuple[ImageGrid, float]:
+        """Cut a picture, into fewer units if the deadline would not hold otherwise; return the predicted time, too."""
+        grid = self._as_before(request, self._family.tile(frame), index)
+        generation = request.generation
+        remaining_s = request.remaining_s
+        if remaining_s is None or not generation.degrade:
+            return grid, 0.0
+        costs = self._scheduler.book.snapshot()
+        usual = costs.answer_tokens
+        answer_tokens = None if usual is None else min(usual, float(generation.max_tokens))
+        text_tokens = len(self._tokenizer.encode_text(question)) + _MARKUP_TOKENS
+        rungs = self._family.rungs(frame)
+        num_missing = self._scheduler.num_missing(grid.units)
+        if num_missing < len(grid.units):  # some are there already, so it costs less than it looks
+            best = rungs[0]
+            cost_s = costs.request_s(best.shape, num_missing, text_tokens + best.num_image_tokens, answer_tokens)
+            if cost_s is None or before_s + cost_s * (1 + costs.max_relative_error) <= remaining_s:
+                return grid, cost_s or 0.0
+        choice = pick_rung(
+            rungs,
+            costs,
+            text_tokens=text_tokens,
+            answer_tokens=answer_tokens,
+            remaining_s=remaining_s,
+            queue_s=before_s + self._scheduler.backlog_s(),
+        )
+        if choice.rung is rungs[0]:
+            return grid, choice.predicted_s or 0.0
+        request.degraded += (f"picture {index + 1}: {choice.reason}",)
+        return self._smaller(request, frame, choice.rung, index), choice.predicted_s or 0.0
+
+    def _smaller(self, request: Request, frame: Frame, rung: Rung, index: int) -> ImageGrid:
+        return self._as_before(request, self._family.tile(frame, rung.longest_edge), index)
+
+    def _as_before(self, request: Request, grid: ImageGrid, index: int) -> ImageGrid:
+        """Let units that look like those encoded last be those, where the caller allows it."""
+        generation = request.generation
+        if generation.reuse == "exact":
+            return grid
+        grid, request.num_similar = self._tiles.of(generation.stream, index).replace(grid)
+        return grid
