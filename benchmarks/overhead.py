@@ -1,8 +1,8 @@
 """What the ONNX Runtime engine and the whole runtime add to a bare onnxruntime loop, per token and per request.
 
-All three answer the same request in turns, with one thread; medians are compared. The bars are the engine's. What the
-runtime adds on top (two threads, trace, cancelling, text) stands in the table, without the reading and cutting of the
-picture, which the bare loop is spared.
+All three answer the same kind of request in turns, with one thread; medians are compared. The scheduler's own cost (two
+lanes, policy, caches, trace, cancelling, text) is the time until the first token that no call of an engine took, without
+the reading and cutting of the picture, which the bare loop is spared; likewise per token.
 """
 
 from __future__ import annotations
@@ -40,15 +40,34 @@ from edge_vl_onnxruntime import engine
 NUM_TOKENS = 64
 QUESTION = "Describe the picture."
 MAX_TOKEN_MS, MAX_REQUEST_MS = 0.2, 2.0
+MAX_SCHEDULER_TOKEN_MS, MAX_SCHEDULER_REQUEST_MS = 0.2, 2.0
 
 
 @dataclass
 class Script:
-    """What the engine was asked to do for one request: the units, and the runs with an index for each image."""
+    """What the engine was asked to do for one request: the units, and the runs with an index for each image.
+
+    Attributes:
+        units: that were encoded.
+        runs: passes of the prompt.
+        token_ids: that were decoded.
+        prompt_s: time that encoding and prefilling took.
+        decode_s: time that each decoded token took.
+    """
 
     units: list[ImageUnit] = field(default_factory=list)
     runs: list[list[TextChunk | int]] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    prompt_s: float = 0.0
+    decode_s: list[float] = field(default_factory=list)
+
+    def clear(self) -> None:
+        """Begin anew with the next request."""
+        self.units.clear()
+        self.runs.clear()
+        self.token_ids.clear()
+        self.prompt_s = 0.0
+        self.decode_s.clear()
 
 
 @dataclass(frozen=True)
@@ -58,10 +77,14 @@ class Times:
     Attributes:
         first_token_ms: from the first unit to the first logits.
         token_ms: of each decode after that.
+        own_request_ms: of the time until the first token, what no engine took; only for the runtime.
+        own_token_ms: likewise for each token after that.
     """
 
     first_token_ms: float
     token_ms: list[float]
+    own_request_ms: float = 0.0
+    own_token_ms: float = 0.0
 
 
 class Recorder:
@@ -106,7 +129,10 @@ class RecordingVision:
     def encode(self, unit: ImageUnit) -> ImageEmbeds:
         """Note and pass on."""
         self._script.units.append(unit)
-        return self._inner.encode(unit)
+        begin = time.perf_counter()
+        embeds = self._inner.encode(unit)
+        self._script.prompt_s += time.perf_counter() - begin
+        return embeds
 
 
 class EndlessTokenizer:
@@ -151,12 +177,18 @@ class RecordingLanguage:
                 noted.append(num_images)
                 num_images += 1
         self._script.runs.append(noted)
-        return self._inner.prefill(cache, run, want_logits=want_logits)
+        begin = time.perf_counter()
+        logits = self._inner.prefill(cache, run, want_logits=want_logits)
+        self._script.prompt_s += time.perf_counter() - begin
+        return logits
 
     def decode(self, cache: KVCache, token_id: int) -> NDArray[np.float32]:
         """Note and pass on."""
         self._script.token_ids.append(token_id)
-        return self._inner.decode(cache, token_id)
+        begin = time.perf_counter()
+        logits = self._inner.decode(cache, token_id)
+        self._script.decode_s.append(time.perf_counter() - begin)
+        return logits
 
 
 class BareLoop:
@@ -224,18 +256,22 @@ class BareLoop:
 def run(quick: bool) -> Result:
     """Answer the same request in turns: bare loop, engine, whole runtime."""
     repetitions = 15 if quick else 100
-    pixels = np.random.default_rng(0).integers(0, 256, (480, 640, 3), np.uint8)
     script = Script()
     with _open_runtime(script) as runtime:
-        runtime.ask(pixels, QUESTION, max_tokens=NUM_TOKENS)
+        runtime.ask(_picture(0), QUESTION, max_tokens=NUM_TOKENS)
         model = runtime.model
     options = LaneOptions(threads=1)
     vision, language = engine.load_vision(model, options), engine.load_language(model, options)
     bare = BareLoop(model)
     times: dict[str, list[Times]] = {"bare": [], "engine": [], "runtime": []}
-    with _open_runtime(Script()) as runtime:
+    used = Script()
+    with _open_runtime(used) as runtime:
         for number in range(repetitions + 3):
-            results = bare.request(script), _ask_engine(script, vision, language), _ask_runtime(runtime, pixels)
+            results = (
+                bare.request(script),
+                _ask_engine(script, vision, language),
+                _ask_runtime(runtime, used, _picture(number)),
+            )
             if number >= 3:  # the first ones warm up
                 for way, result in zip(times, results, strict=True):
                     times[way].append(result)
@@ -249,6 +285,8 @@ def run(quick: bool) -> Result:
     for way, rounds in times.items():
         request_ms = statistics.median(one.first_token_ms for one in rounds)
         token_ms = statistics.median(value for one in rounds for value in one.token_ms)
+        own_request_ms = statistics.median(one.own_request_ms for one in rounds)
+        own_token_ms = statistics.median(one.own_token_ms for one in rounds)
         if way == "bare":
             bare_request_ms, bare_token_ms = request_ms, token_ms
         table.append(
@@ -258,6 +296,8 @@ def run(quick: bool) -> Result:
                 "token_ms": token_ms,
                 "added_per_request_ms": request_ms - bare_request_ms,
                 "added_per_token_ms": token_ms - bare_token_ms,
+                "own_per_request_ms": own_request_ms,
+                "own_per_token_ms": own_token_ms,
                 "tiles": len(script.units),
                 "passes": len(script.runs),
                 "tokens": len(script.token_ids),
@@ -267,6 +307,9 @@ def run(quick: bool) -> Result:
         if way == "engine":
             bars["ms added per token"] = Bar(token_ms - bare_token_ms, MAX_TOKEN_MS)
             bars["ms added per request"] = Bar(request_ms - bare_request_ms, MAX_REQUEST_MS)
+        if way == "runtime":
+            bars["ms of the scheduler per token"] = Bar(own_token_ms, MAX_SCHEDULER_TOKEN_MS)
+            bars["ms of the scheduler per request"] = Bar(own_request_ms, MAX_SCHEDULER_REQUEST_MS)
     return Result(bars, table)
 
 
@@ -292,10 +335,17 @@ def _ask_engine(script: Script, vision: VisionEncoder, language: LanguageModel) 
     return Times((end - start) * 1e3, token_ms)
 
 
-def _ask_runtime(runtime: Runtime, pixels: NDArray[np.uint8]) -> Times:
+def _ask_runtime(runtime: Runtime, used: Script, pixels: NDArray[np.uint8]) -> Times:
     """Ask the runtime, and leave out what the bare loop is spared: reading, cutting up and laying out the picture."""
+    used.clear()
     timings = runtime.ask(pixels, QUESTION, max_tokens=NUM_TOKENS).timings
     spared_s = sum(timings.stage_s(stage) for stage in ("picture", "tile", "layout"))
-    first_s = timings.first_token_s if timings.first_token_s is not None else timings.total_s
-    gaps = np.diff(timings.token_s) * 1e3
-    return Times((first_s - spared_s) * 1e3, gaps.tolist())
+    first_s = (timings.first_token_s if timings.first_token_s is not None else timings.total_s) - spared_s
+    gaps_s = np.diff(timings.token_s)
+    own_token_s = (gaps_s.sum() - sum(used.decode_s)) / len(gaps_s)
+    return Times(first_s * 1e3, (gaps_s * 1e3).tolist(), (first_s - used.prompt_s) * 1e3, float(own_token_s) * 1e3)
+
+
+def _picture(seed: int) -> NDArray[np.uint8]:
+    """Return a picture that no other round has, so that nothing can be reused."""
+    return np.random.default_rng(seed).integers(0, 256, (480, 640, 3), np.uint8)

@@ -49,7 +49,7 @@ class Decoding:
         """What was thought before it."""
         return "".join(self._texts["reasoning"])
 
-    def choose(self, logits: NDArray[np.float32]) -> bool:
+    def choose(self, logits: NDArray[np.float32] | None) -> bool:
         """Choose and stream the next token.
 
         Returns:
@@ -58,7 +58,7 @@ class Decoding:
         Raises:
             EngineFault: these are no logits.
         """
-        check_logits(logits, self._language)
+        logits = check_logits(logits, self._language)
         token_id = self._sampler.choose(logits)
         if token_id in self._end_ids:
             return self._finish("stop")

@@ -118,6 +118,7 @@ class Loop:
         self._encoding: Encoding | None = None
         self._encode_limit_s = limits.first_hang_s
         self._op: Op | None = None
+        self._costs = book.snapshot()  # as it was when the last request began
         self._owed_s = 0.0
         self._idle_since_s: float | None = None
         self._language_busy_s = 0.0
@@ -351,6 +352,7 @@ class Loop:
     def _begin(self, run: Run) -> None:
         """Give a request its cache and find out what is left to be computed."""
         request = run.request
+        self._costs = self._book.snapshot()
         self._place(run)
         self._pending.remove(run)
         self._active.append(run)
@@ -364,7 +366,7 @@ class Loop:
         self._find_embeds(run)
         self._choose_mode(run)
         run.max_text_tokens = chunk_tokens(
-            self._book.snapshot(),
+            self._costs,
             sequence_tokens=kept,
             image_tokens=max((chunk.num_tokens for chunk in plan.images), default=0),
             text_tokens=plan.num_tokens - plan.num_image_tokens,
@@ -412,7 +414,7 @@ class Loop:
         elif not run.may_split:
             reason = "this model's pictures must be whole before they are prefilled"
         elif asked == "auto":
-            choice = choose_mode(self._book.snapshot(), unit_shape(run.missing[0]), len(run.missing))
+            choice = choose_mode(self._costs, unit_shape(run.missing[0]), len(run.missing))
             mode, reason, numbers = choice.mode, choice.reason, dict(choice.numbers)
         else:
             mode, reason = asked, "asked for"
@@ -494,7 +496,7 @@ class Loop:
         chunks = run.missing[:num_units]
         encoding = Encoding(run, chunks, self._language.spec.hidden_size, self._deliver, lambda: self._language_busy_s)
         self._encoding = encoding
-        usual_s = self._book.snapshot().encode_s(unit_shape(chunks[0]))
+        usual_s = self._costs.encode_s(unit_shape(chunks[0]))
         self._encode_limit_s = self._hang_limit_s(usual_s)
         lanes = self._lanes
         try:
@@ -525,7 +527,7 @@ class Loop:
             return
         items = run.items(pieces)
         encodes = self._encoding is not None
-        usual_s = self._book.snapshot().prefill_s(num_tokens)
+        usual_s = self._costs.prefill_s(num_tokens)
         began_s = time.monotonic()
         logits = self._call(
             run,
@@ -547,7 +549,7 @@ class Loop:
                 self._say_early(run)
             return
         self._check_complete(run)
-        run.logits = check_logits(logits, self._language)
+        run.logits = logits
         self._may_admit = True
         donor, run.donor = run.donor, None
         if donor is not None:
@@ -616,7 +618,7 @@ class Loop:
         assert decoding is not None
         run.request.begin("decode")
         token_id = decoding.token_ids[-1]
-        usual_s = self._book.snapshot().decode_s
+        usual_s = self._costs.decode_s
         began_s = time.monotonic()
         run.logits = self._call(run, "decode", usual_s, lambda: self._language.decode(resident.cache, token_id))
         duration_s = time.monotonic() - began_s
@@ -634,7 +636,7 @@ class Loop:
         decoding = run.decoding
         assert decoding is not None
         run.request.begin("decode")
-        if not decoding.choose(check_logits(run.logits, self._language)):
+        if not decoding.choose(run.logits):
             self._book.note_answer(len(decoding.token_ids))
             self._on_success("language")
             self._end(run, self._answer(run, decoding), is_sound=True)

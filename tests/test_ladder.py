@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_vl.costs import CostBook, Costs, UnitCost, unit_shape
@@ -143,6 +143,7 @@ def test_the_nearest_rung_that_ran_is_the_one_it_is_worked_out_from() -> None:
     assert choice.is_in_time
 
 
+@settings(deadline=None)
 @given(
     remaining_s=st.floats(0, 40),
     more_s=st.floats(0, 10),

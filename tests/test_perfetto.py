@@ -80,7 +80,7 @@ def test_counters_end_at_what_there_is() -> None:
     timings = overlapped_trace(num_tokens=20)
     trace = perfetto(timings)
     entries = counts(trace, "KV cache entries")
-    assert entries[0] == (0, 0)
+    assert list(entries[0]) == [0, 0]
     assert entries[-1][1] == 30 + 66 + 66 + 78 + 20
     assert counts(trace, "image tokens encoded")[-1][1] == 128  # what was reused was not encoded
     assert counts(trace, "answer tokens")[-1][1] == len(timings.token_s)

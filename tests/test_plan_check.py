@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_vl.errors import ModelError
@@ -114,6 +114,7 @@ class TestChunks:
         wrong = with_chunk(plan, 2, TextChunk((3,), 2 + 16))
         assert_refused(wrong, "chunk 2 begins at position 18 and should at 6")
 
+    @settings(deadline=None)
     @given(st.integers(0, 6), st.integers(-3, 3).filter(bool))
     def test_every_chunk_out_of_its_position_is_refused(self, index: int, shift: int) -> None:
         plan = plan_of([TILE_11, TILE_12, SMALL], rules=TILES)
