@@ -10,6 +10,7 @@ from edge_vl.engine import Tokenizer
 from edge_vl.errors import ImageError, RequestError
 from edge_vl.families import Family
 from edge_vl.frame import Frame
+from edge_vl.grid_cache import GridCache
 from edge_vl.ladder import Rung, pick_rung
 from edge_vl.message import Message
 from edge_vl.option_checks import require_text
@@ -34,6 +35,7 @@ class Preparation:
         self._tokenizer = tokenizer
         self._scheduler = scheduler
         self._tiles = TileMemory()
+        self._grids = GridCache()
 
     def message(
         self,
@@ -74,7 +76,7 @@ class Preparation:
         self, request: Request, frame: Frame, index: int, question: str, before_s: float
     ) -> tuple[ImageGrid, float]:
         """Cut a picture, into fewer units if the deadline would not hold otherwise; return the predicted time, too."""
-        grid = self._as_before(request, self._family.tile(frame), index)
+        grid = self._as_before(request, self._grids.cut(frame, None, self._family.tile), index)
         generation = request.generation
         remaining_s = request.remaining_s
         if remaining_s is None or not generation.degrade:
@@ -104,7 +106,7 @@ class Preparation:
         return self._smaller(request, frame, choice.rung, index), choice.predicted_s or 0.0
 
     def _smaller(self, request: Request, frame: Frame, rung: Rung, index: int) -> ImageGrid:
-        return self._as_before(request, self._family.tile(frame, rung.longest_edge), index)
+        return self._as_before(request, self._grids.cut(frame, rung.longest_edge, self._family.tile), index)
 
     def _as_before(self, request: Request, grid: ImageGrid, index: int) -> ImageGrid:
         """Let units that look like those encoded last be those, where the caller allows it."""
