@@ -32,7 +32,7 @@ MAX_RATIO = 1.2
 
 def run(quick: bool) -> Result:
     """Measure the table of each engine, then what the policy makes of it."""
-    num_rounds = 1 if quick else 7
+    num_rounds = 1 if quick else 5
     table: list[dict[str, Cell]] = []
     bars: dict[str, Bar] = {}
     for engine, dtype in LANGUAGE.items():

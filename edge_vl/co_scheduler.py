@@ -30,6 +30,7 @@ class CoScheduler:
     Attributes:
         book: what units cost.
         embeds: image embeds kept, with counters.
+        limits: bounds.
     """
 
     def __init__(
@@ -53,9 +54,9 @@ class CoScheduler:
         self.book = CostBook() if book is None else book
         self._lanes = lanes
         self._mode: Mode | Literal["auto"] = mode
-        self._limits = limits or SchedulerLimits()
+        self.limits = limits or SchedulerLimits()
         self._policy = policy
-        self.embeds = EmbedsCache(self._limits.max_embeds_bytes)
+        self.embeds = EmbedsCache(self.limits.max_embeds_bytes)
         self._lock = threading.RLock()
         self._head: TextChunk | None = None
         self._num_faults: dict[LaneKind, int] = {"vision": 0, "language": 0}
@@ -127,7 +128,7 @@ class CoScheduler:
             mode=self._mode,
             book=self.book,
             embeds=self.embeds,
-            limits=self._limits,
+            limits=self.limits,
             policy=self._policy,
             watch=self._watch,
             on_fault=self._note_fault,
@@ -156,7 +157,7 @@ class CoScheduler:
     def _note_fault(self, lane: LaneKind) -> None:
         """Count a failure; several in a row, and the lane counts as dead. On the language lane."""
         self._num_faults[lane] += 1
-        if self._num_faults[lane] >= self._limits.max_faults_in_row:
+        if self._num_faults[lane] >= self.limits.max_faults_in_row:
             what = f"{self._num_faults[lane]} calls failed, one after the other"
             self._replace(lane, EngineFault(self._engine_of(lane), "load", what), is_hung=False)
 

@@ -12,13 +12,11 @@ from edge_vl.plan import ImageGrid
 
 __all__ = ["GridCache"]
 
-_MAX_BYTES = 32 << 20
-
 
 class GridCache:
     """The grids of pictures by their pixels, within a number of bytes. Any thread."""
 
-    def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
+    def __init__(self, max_bytes: int) -> None:
         """Begin empty; 0 bytes keep nothing."""
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
@@ -43,6 +41,12 @@ class GridCache:
                 _, oldest = self._kept.popitem(last=False)
                 self._nbytes -= _nbytes(oldest)
         return grid
+
+    def clear(self) -> None:
+        """Keep nothing any more."""
+        with self._lock:
+            self._kept.clear()
+            self._nbytes = 0
 
 
 def _nbytes(grid: ImageGrid | None) -> int:

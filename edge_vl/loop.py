@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -37,6 +38,8 @@ from edge_vl.run import Job, Run, run_name, unit_name
 from edge_vl.scheduler_limits import SchedulerLimits
 
 __all__ = ["Loop", "Op"]
+
+_log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 LaneKind = Literal["vision", "language"]
@@ -639,7 +642,9 @@ class Loop:
         if not decoding.choose(run.logits):
             self._book.note_answer(len(decoding.token_ids))
             self._on_success("language")
-            self._end(run, self._answer(run, decoding), is_sound=True)
+            answer = self._answer(run, decoding)
+            _log_answer(answer)
+            self._end(run, answer, is_sound=True)
 
     def _answer(self, run: Run, decoding: Decoding) -> Answer:
         lanes, spec = self._lanes, self._language.spec
@@ -717,3 +722,19 @@ class Loop:
         if not is_beside and any(one.is_answering and one is not run for one in self._active):
             share = self._limits.answer_share
             self._owed_s += duration_s * share / (1 - share)
+
+
+def _log_answer(answer: Answer) -> None:
+    """Tell the log where the time went and how much was there already."""
+    if _log.isEnabledFor(logging.INFO):
+        timings = answer.timings
+        stages = {span.stage for span in timings.spans}
+        _log.info(
+            "%s: first token %.3f s, all %.3f s (%s), %.0f %% of the prompt from the KV cache, mode %s",
+            answer.model,
+            timings.first_token_s or timings.total_s,
+            timings.total_s,
+            ", ".join(f"{stage} {timings.stage_s(stage):.3f}" for stage in sorted(stages)),
+            100 * timings.reuse_rate,
+            timings.schedule.get("mode", ""),
+        )

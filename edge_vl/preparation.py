@@ -29,13 +29,18 @@ class Preparation:
     """Decodes pictures, cuts them, and sees to it that what is left to be done can be done in time. Any thread."""
 
     def __init__(self, model: str, family: Family, tokenizer: Tokenizer, scheduler: CoScheduler) -> None:
-        """Keep what it looks at."""
+        """Keep what it looks at. `close` lets go of the pictures that it keeps."""
         self._model = model
         self._family = family
         self._tokenizer = tokenizer
         self._scheduler = scheduler
         self._tiles = TileMemory()
-        self._grids = GridCache()
+        self._grids = GridCache(scheduler.limits.max_grids_bytes)
+
+    def close(self) -> None:
+        """Let go of pictures."""
+        self._grids.clear()
+        self._tiles.clear()
 
     def message(
         self,

@@ -39,7 +39,7 @@ from edge_vl.profile_choice import decide
 from edge_vl.request import Request, Settled
 from edge_vl.resident import Resident
 from edge_vl.run import Job
-from edge_vl.scheduler_limits import SchedulerLimits
+from edge_vl.scheduler_limits import SchedulerLimits, usual_keep_bytes
 from edge_vl.text_head import text_head
 
 if TYPE_CHECKING:
@@ -130,6 +130,7 @@ class Runtime:
         memory_budget_mib: int | None = None,
         max_waiting: int = MAX_WAITING,
         mode: Mode | Literal["auto", "profile"] = "profile",
+        keep_mib: int | None = None,
     ) -> Runtime:
         """Load a model.
 
@@ -149,6 +150,8 @@ class Runtime:
             max_waiting: requests that may wait or run at once before `QueueFull`.
             mode: how the lanes take turns: `serial`, `interleaved`, `overlapped`; `auto`: learns what is fastest;
                 `profile`: what the device profile says.
+            keep_mib: memory for what may be needed again: KV caches that nobody uses, image embeds, cut pictures; None: a
+                sixteenth of what is free, 16 to 256.
 
         Raises:
             RequestError: an argument makes no sense.
@@ -173,6 +176,8 @@ class Runtime:
             if number is not None:
                 require_whole_number(number, field, 1)
         require_whole_number(max_waiting, "max_waiting", 1)
+        if keep_mib is not None:
+            require_whole_number(keep_mib, "keep_mib", 0)
         if mode not in _MODES:
             raise RequestError(f"mode is {', '.join(_MODES)}, not {mode!r:.60}", field="mode")
         spec = find_model(model)
@@ -206,12 +211,14 @@ class Runtime:
         book = CostBook()
         if costs is not None:
             book.load(costs)
+        kept = usual_keep_bytes(decision.machine.memory_available_bytes) if keep_mib is None else keep_mib << 20
         return cls(
             spec,
             family,
             lanes,
             max_waiting=max_waiting,
             mode=decision.profile.schedule_mode if mode == "profile" else mode,
+            limits=SchedulerLimits.keeping(kept),
             book=book,
             keep_costs=lambda book: store.save(key, book.snapshot()),
         )
@@ -331,6 +338,7 @@ class Runtime:
         for conversation in list(self._conversations):
             conversation.close()
         self._scheduler.finish()
+        self._preparation.close()
         if self._keep_costs is not None:
             self._keep_costs(self._scheduler.book)
 

@@ -32,3 +32,8 @@ class TileMemory:
             if len(self._streams) > _MAX_STREAMS:
                 self._streams.popitem(last=False)
             return found
+
+    def clear(self) -> None:
+        """Forget all streams."""
+        with self._lock:
+            self._streams.clear()

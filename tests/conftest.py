@@ -88,7 +88,7 @@ def open_fake(model_folder: Path) -> Iterator[OpenFake]:
         engine = FakeEngine(faults=[fault for fault in faults if fault.stage.startswith("load")], **knobs)
         with pytest.MonkeyPatch.context() as patch:
             if limits is not None:
-                patch.setattr("edge_vl.co_scheduler.SchedulerLimits", lambda: limits)
+                patch.setattr("edge_vl.runtime.SchedulerLimits.keeping", lambda keep_bytes: limits)
             runtime = Runtime.open(model_folder, vision_engine=engine, language_engine=engine, **options)
         opened.append((runtime, engine))
         flush(runtime)

@@ -239,6 +239,28 @@ def test_real_passes_soon_count_more_than_a_loaded_fit() -> None:
     assert book.snapshot().prefill_s(64) == pytest.approx(0.2, rel=0.05)
 
 
+def test_sizes_that_are_not_seen_any_more_are_forgotten() -> None:
+    """The device became four times slower, and only one size of pass came since."""
+    book = CostBook()
+    for _ in range(20):
+        for size in (20, 40, 80, 160):
+            book.note_prefill(size, 0.1 + 0.01 * size)
+    for _ in range(200):
+        book.note_prefill(80, 4 * (0.1 + 0.01 * 80))
+
+    assert book.snapshot().prefill_s(80) == pytest.approx(3.6, rel=0.05)
+
+
+def test_a_loaded_error_counts_until_enough_predictions_were_compared() -> None:
+    book = CostBook()
+    book.load(Costs(decode_s=0.1, max_relative_error=0.125))
+    for _ in range(7):
+        book.note_decode(0.1)
+    assert book.snapshot().max_relative_error == 0.125
+    book.note_decode(0.1)
+    assert book.snapshot().max_relative_error == pytest.approx(0.0)
+
+
 def test_shapes_are_bounded_and_the_oldest_go_first() -> None:
     book = CostBook()
     for number in range(1000):

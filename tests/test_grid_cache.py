@@ -25,14 +25,14 @@ class Cutter:
 
 
 def test_equal_pixels_are_cut_once() -> None:
-    cache, cutter = GridCache(), Cutter()
+    cache, cutter = GridCache(1000), Cutter()
     first = cache.cut(frame(1), None, cutter)
     assert cache.cut(frame(1), None, cutter) is first
     assert cutter.num_cuts == 1
 
 
 def test_other_pixels_another_shape_and_another_setting_are_cut_anew() -> None:
-    cache, cutter = GridCache(), Cutter()
+    cache, cutter = GridCache(1000), Cutter()
     for one, edge in ((frame(1), None), (frame(2), None), (frame(1, 2, 8), None), (frame(1), 8)):
         cache.cut(one, edge, cutter)
     assert cutter.num_cuts == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -237,6 +238,21 @@ def test_tuning_closes_the_model_when_it_fails(store: CostStore, model_folder: P
     assert engine.num_open == 0
     assert store.folder is not None
     assert not store.folder.exists()
+
+
+def test_an_interrupt_ends_tuning_before_it_is_through(store: CostStore, model_folder: Path) -> None:
+    engine = FakeEngine()
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(
+            model_folder,
+            vision_engine=engine,
+            language_engine=engine,
+            num_rounds=200,
+            on_progress=lambda share: _thread.interrupt_main() if share == 1 / (2 * 201 * 5) else None,
+        )
+    assert engine.num_open == 0
+    assert sum(call.stage == "prefill" for call in engine.calls) < 201 * 31
 
 
 def test_tuning_without_a_place_for_the_table_says_so(
