@@ -86,7 +86,7 @@ class CoScheduler:
 
     def backlog_s(self) -> float:
         """Return the device time that requests before a new one still need, as far as it is known."""
-        estimates = (job.request.progress.remaining_s for job in self._loop.active_jobs())
+        estimates = (job.request.progress.remaining_s for job in self._loop.jobs())
         return sum(estimate for estimate in estimates if estimate is not None)
 
     def num_missing(self, units: Sequence[ImageUnit]) -> int:

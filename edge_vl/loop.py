@@ -32,7 +32,7 @@ from edge_vl.op_watch import OpWatch
 from edge_vl.passes import Piece
 from edge_vl.plan import ImageChunk, TextChunk
 from edge_vl.policy import Encode, Policy, Prefill, State, Step, Wait, smallest_step
-from edge_vl.request import Settled
+from edge_vl.request import Progress, Settled
 from edge_vl.resident import Resident
 from edge_vl.run import Job, Run, run_name, unit_name
 from edge_vl.scheduler_limits import SchedulerLimits
@@ -177,9 +177,9 @@ class Loop:
         waiting += self._inbox
         return [run.job for run in begun], waiting
 
-    def active_jobs(self) -> list[Job]:
-        """Return the requests at work."""
-        return [run.job for run in list(self._active)]
+    def jobs(self) -> list[Job]:
+        """Return the requests at work or waiting."""
+        return [run.job for run in (*self._active, *self._pending)]
 
     # On the language lane
 
@@ -287,7 +287,9 @@ class Loop:
         """Take new requests in, and what the vision lane has made."""
         while self._inbox:
             self._number += 1
-            self._pending.append(Run(self._inbox.popleft(), self._number))
+            run = Run(self._inbox.popleft(), self._number)
+            run.request.estimate = partial(self._progress, run)
+            self._pending.append(run)
             self._may_admit = True
         while self._results:
             self._take(self._results.popleft())
@@ -360,7 +362,6 @@ class Loop:
         self._pending.remove(run)
         self._active.append(run)
         self._accounts.open(run.account)
-        request.estimate = lambda: run.progress(self._book.snapshot())
         request.begin("queue")
         request.trace.leave_queue()
         plan, kept = run.plan, run.num_kept
@@ -376,6 +377,9 @@ class Loop:
             is_answering=False,
             max_stall_s=math.inf,
         )
+
+    def _progress(self, run: Run) -> Progress:
+        return run.progress(self._book.snapshot())
 
     def _place(self, run: Run) -> None:
         job = run.job

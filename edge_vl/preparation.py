@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from edge_vl.asking import picture_list
 from edge_vl.co_scheduler import CoScheduler
+from edge_vl.costs import Costs
 from edge_vl.engine import Tokenizer
 from edge_vl.errors import ImageError, RequestError
 from edge_vl.families import Family
@@ -91,27 +92,26 @@ class Preparation:
         answer_tokens = None if usual is None else min(usual, float(generation.max_tokens))
         text_tokens = len(self._tokenizer.encode_text(question)) + _MARKUP_TOKENS
         rungs = self._family.rungs(frame)
+        best, others_s = rungs[0], before_s + self._scheduler.backlog_s()
         num_missing = self._scheduler.num_missing(grid.units)
         if num_missing < len(grid.units):  # some are there already, so it costs less than it looks
-            best = rungs[0]
             cost_s = costs.request_s(best.shape, num_missing, text_tokens + best.num_image_tokens, answer_tokens)
-            if cost_s is None or before_s + cost_s * (1 + costs.max_relative_error) <= remaining_s:
-                return grid, cost_s or 0.0
+            if cost_s is None or (others_s + cost_s) * (1 + costs.max_relative_error) <= remaining_s:
+                return grid, _picture_s(costs, best, num_missing)
         choice = pick_rung(
             rungs,
             costs,
             text_tokens=text_tokens,
             answer_tokens=answer_tokens,
             remaining_s=remaining_s,
-            queue_s=before_s + self._scheduler.backlog_s(),
+            queue_s=others_s,
         )
-        if choice.rung is rungs[0]:
-            return grid, choice.predicted_s or 0.0
+        rung = choice.rung
+        if rung is best:
+            return grid, _picture_s(costs, best, num_missing)
         request.degraded += (f"picture {index + 1}: {choice.reason}",)
-        return self._smaller(request, frame, choice.rung, index), choice.predicted_s or 0.0
-
-    def _smaller(self, request: Request, frame: Frame, rung: Rung, index: int) -> ImageGrid:
-        return self._as_before(request, self._grids.cut(frame, rung.longest_edge, self._family.tile), index)
+        grid = self._as_before(request, self._grids.cut(frame, rung.longest_edge, self._family.tile), index)
+        return grid, _picture_s(costs, rung, rung.num_units)
 
     def _as_before(self, request: Request, grid: ImageGrid, index: int) -> ImageGrid:
         """Let units that look like those encoded last be those, where the caller allows it."""
@@ -120,3 +120,8 @@ class Preparation:
             return grid
         grid, request.num_similar = self._tiles.of(generation.stream, index).replace(grid)
         return grid
+
+
+def _picture_s(costs: Costs, rung: Rung, num_units: int) -> float:
+    """Predict what a picture adds to a request; 0 where that is not known."""
+    return costs.request_s(rung.shape, num_units, rung.num_image_tokens, 1.0) or 0.0

@@ -236,7 +236,8 @@ class Run:
 
     def progress(self, costs: Costs) -> Progress:
         """Estimate how far it has come. From any thread; what it reads may be a moment old."""
-        missing, rest = list(self.missing), list(self.rest)
+        missing = self.needed_chunks() if self.resident is None else list(self.missing)
+        rest = list(self.rest)
         parts: list[float | None] = [costs.encode_s(unit_shape(chunk)) for chunk in missing]
         if rest:
             parts.append(costs.prefill_s(sum(piece.num_tokens for piece in rest)))

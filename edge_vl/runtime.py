@@ -150,8 +150,8 @@ class Runtime:
             max_waiting: requests that may wait or run at once before `QueueFull`.
             mode: how the lanes take turns: `serial`, `interleaved`, `overlapped`; `auto`: learns what is fastest;
                 `profile`: what the device profile says.
-            keep_mib: memory for what may be needed again: KV caches that nobody uses, image embeds, cut pictures; None: a
-                sixteenth of what is free, 16 to 256.
+            keep_mib: memory for what may be needed again: KV caches that nobody uses, image embeds, cut pictures;
+                None: a sixteenth of what is free, 16 to 256.
 
         Raises:
             RequestError: an argument makes no sense.
