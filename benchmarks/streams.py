@@ -62,7 +62,7 @@ def run(quick: bool) -> Result:
         threads=usable_cores(),
     ) as runtime:
         more_bars, more_rows = _interference(runtime, num_rounds=2 if quick else 7, num_frames=2 if quick else 3)
-        rows = _sharing(runtime, 10.0 if quick else 60.0)
+        rows = _sharing(runtime, 30.0 if quick else 120.0)
     return Result(bars | more_bars, [*table, *more_rows, *rows])
 
 
@@ -206,7 +206,7 @@ def _sharing(runtime: Runtime, duration_s: float) -> Table:
         watch.close()
     for reader in readers:
         reader.join()
-    ratio = device_s[1] / device_s[0] if device_s[0] else float("inf")
+    ratio = device_s[1] / device_s[0] if device_s[0] else None  # nothing was answered
     report(f"shares 1 and 3: {num_answers} answers, {device_s[0]:.1f} and {device_s[1]:.1f} s of device time")
     return [
         *(
@@ -242,5 +242,5 @@ def _jpeg(pixels: NDArray[np.uint8]) -> bytes:
     return data.getvalue()
 
 
-def _row(part: str, what: str, value: float) -> dict[str, Cell]:
+def _row(part: str, what: str, value: float | None) -> dict[str, Cell]:
     return {"part": part, "what": what, "value": round(value, 4) if isinstance(value, float) else value}

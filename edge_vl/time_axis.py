@@ -135,7 +135,8 @@ def clock_text(seconds: float, *, step_s: float | None = None, like_s: float | N
     if seconds == 0:
         return "0"
     if seconds >= 119.95 and (step_s is None or step_s >= 1):
-        return _minutes_text(round(seconds), has_seconds=step_s is None or step_s % 60 != 0)
+        has_seconds = seconds < 3599.5 if step_s is None else step_s % 60 != 0
+        return _minutes_text(round(seconds), has_seconds=has_seconds)
     size_s = seconds if like_s is None else max(min(like_s, 100.0), seconds)
     unit, unit_s = next((unit for unit in _UNITS if size_s >= 0.9995 * unit[1]), _UNITS[-1])
     value = seconds / unit_s
@@ -148,9 +149,10 @@ def clock_text(seconds: float, *, step_s: float | None = None, like_s: float | N
 
 def _minutes_text(seconds: int, *, has_seconds: bool) -> str:
     hours, minutes, rest = seconds // 3600, seconds // 60 % 60, seconds % 60
-    if hours:
-        return f"{hours} h {minutes:02} min" if minutes else f"{hours} h"
-    return f"{minutes} min {rest:02} s" if has_seconds else f"{minutes} min"
+    parts = [f"{hours} h"] if hours else []
+    if minutes or has_seconds or not hours:
+        parts.append(f"{minutes:02} min" if hours else f"{minutes} min")
+    return " ".join([*parts, f"{rest:02} s"] if has_seconds else parts)
 
 
 def _round_step(least_s: float) -> float:

@@ -76,6 +76,7 @@ def test_long_waiting_and_answering_are_drawn_tighter_than_the_work() -> None:
         (125, "2 min 05 s"),
         (3600, "1 h"),
         (3900, "1 h 05 min"),
+        (3912, "1 h 05 min"),
     ],
 )
 def test_times_read_as_people_write_them(seconds: float, text: str) -> None:
@@ -94,3 +95,5 @@ def test_ticks_of_a_scale_have_one_unit_and_only_the_digits_they_need() -> None:
         "4 min",
         "5 min",
     ]
+    far = time_axis(8998.0, work_s=8988.0, first_token_s=None, left=100, right=1100)
+    assert far.ticks(1, spacing=200)[0][1] == "2 h 29 min 50 s"

@@ -194,3 +194,11 @@ def test_the_ground_is_white_and_nothing_is_loaded_from_elsewhere() -> None:
     assert ground.attrib == {"width": root.attrib["width"], "height": root.attrib["height"], "fill": "#ffffff"}
     assert "href" not in svg
     assert svg.count("http") == 1  # the name space
+
+
+def test_ticks_that_would_touch_are_left_out() -> None:
+    """A tick's text, such as `2 h 29 min 50 s`, may be wider than the distance of two ticks."""
+    spans = [Span("queue", 0.0, 8988.0, 0, "", "caller"), Span("encode", 8988.0, 10.0, 64, "thumbnail", "vision")]
+    svg = waterfall(timings_of(spans))
+    check_texts(svg)
+    assert "2 h 29 min" in words_of(svg)
