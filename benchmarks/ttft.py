@@ -19,8 +19,8 @@ its stream brings the first token; all of them get the picture as a PNG. The pee
 only: where xllamacpp reuses a picture it does not need that file, and MTMDChatHandler is always cold.
 
 The peers' prompts are edge_vl's but for one token: they hand the picture to the chat template as a text, which then
-writes a space before it. xllamacpp runs as its wheel on PyPI was compiled (for any processor of the kind, with AVX2 at
-most, so its page says), with its defaults but for threads and context.
+writes a space before it. xllamacpp runs as its wheel on PyPI was compiled (for any processor of the kind, without
+AVX-512, as its page says), with its defaults but for threads and context.
 """
 
 from __future__ import annotations

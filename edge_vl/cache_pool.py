@@ -96,6 +96,10 @@ class CachePool:
         self._known.add(resident)
         self._pinned.append(resident)
 
+    def know(self, resident: Resident) -> None:
+        """Let others fork a cache that somebody made."""
+        self._known.add(resident)
+
     def discard(self, resident: Resident) -> None:
         """Drop a cache that was taken and must not be used again."""
         resident.num_users -= 1

@@ -18,6 +18,7 @@ from edge_vl.mode_choice import Mode
 from edge_vl.op_watch import OpWatch
 from edge_vl.plan import ImageUnit, TextChunk
 from edge_vl.policy import Policy, next_step
+from edge_vl.resident import Resident
 from edge_vl.run import Job
 from edge_vl.scheduler_limits import SchedulerLimits
 
@@ -93,11 +94,18 @@ class CoScheduler:
         """Return how many of these units have no image embeds that are kept."""
         return len({unit.key for unit in units if unit.key not in self.embeds})
 
-    def pin(self, head: TextChunk) -> None:
-        """Prefill text that every prompt begins with, before any picture arrives, and keep it."""
+    def pin(self, head: TextChunk, owned: Resident | None = None) -> None:
+        """Prefill text that prompts begin with, before any picture arrives, and keep it.
+
+        Args:
+            head: the text.
+            owned: the cache of a conversation that begins with it; None: every prompt does.
+        """
         with self._lock:
-            self._head = head
-            self._lanes.language_lane.post(partial(self._loop.pin, head))
+            if owned is None:
+                self._head = head
+            if not self._is_closed and not self._loop.is_abandoned:
+                self._lanes.language_lane.post(partial(self._loop.pin, head, owned))
 
     def on_language_lane(self, job: Callable[[], None]) -> None:
         """Run a job on the language lane between two steps; at once when the lane is closed."""

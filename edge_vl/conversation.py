@@ -39,6 +39,11 @@ class Conversation:
         self._is_closed = False
 
     @property
+    def resident(self) -> Resident:
+        """Its cache, for the language lane."""
+        return self._resident
+
+    @property
     def turns(self) -> tuple[tuple[str, str], ...]:
         """Role and text of every message so far."""
         return tuple(

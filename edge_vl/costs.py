@@ -27,7 +27,7 @@ _NUM_ERRORS = 64
 _NEW_SHARE = 0.2  # of the newest measure in a mean
 _MAX_JUMP = 4.0  # a measure beyond this many times the mean counts as that: one hiccup must not ruin it
 _MAX_WEIGHT = 8  # measures of one size that count in the fit
-_FORGETTING = 0.98  # per pass, of sizes that were not seen again
+_FORGETTING = 0.8  # per pass, of sizes that were not seen again
 _SEED_TOKENS = (16, 64, 256)  # sizes that stand for a loaded fit until real passes replace them
 
 

@@ -197,9 +197,16 @@ class Loop:
         if did_something:
             self.post()
 
-    def pin(self, head: TextChunk) -> None:
-        """Prefill the text that every prompt begins with, and keep it."""
-        resident = Resident()
+    def pin(self, head: TextChunk, owned: Resident | None = None) -> None:
+        """Prefill the text that prompts begin with, before any picture arrives.
+
+        Args:
+            head: the text.
+            owned: the cache of a conversation that begins with it; None: every prompt does, and it is kept for good.
+        """
+        resident = Resident() if owned is None else owned
+        if resident.has_cache or self.is_abandoned:
+            return
         try:
             resident.begin(self._language)
             self._language.prefill(resident.cache, [head], want_logits=False)
@@ -207,7 +214,10 @@ class Loop:
             resident.drop()
             return
         resident.note(entries_of([head]))
-        self._pool.pin(resident)
+        if owned is None:
+            self._pool.pin(resident)
+        else:
+            self._pool.know(resident)
 
     def close(self) -> None:
         """Give all caches back."""

@@ -315,6 +315,12 @@ class Runtime:
             require_text(system, "system")
         conversation = Conversation(self, system=system)
         self._conversations.add(conversation)
+        if system is not None:
+            head = text_head(
+                self._family, self._lanes.language.tokenizer, has_vision=self._lanes.vision is not None, system=system
+            )
+            if head is not None and head.num_tokens < self._lanes.language.spec.context_length:
+                self._scheduler.pin(head, conversation.resident)
         return conversation
 
     def close(self, timeout_s: float | None = None) -> None:

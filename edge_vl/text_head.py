@@ -13,13 +13,14 @@ from edge_vl.plan import ImageGrid, ImageUnit, Plan, TextChunk
 __all__ = ["text_head"]
 
 
-def text_head(family: Family, tokenizer: Tokenizer, *, has_vision: bool) -> TextChunk | None:
+def text_head(family: Family, tokenizer: Tokenizer, *, has_vision: bool, system: str | None = None) -> TextChunk | None:
     """Return the text before the first picture of a prompt, which can be prefilled before any picture is there.
 
     Args:
         family: lays prompts out.
         tokenizer: of the model.
         has_vision: whether prompts may have pictures.
+        system: instructions that they begin with.
 
     Returns:
         None where there is no such text, or where a picture changes what comes before it.
@@ -27,10 +28,11 @@ def text_head(family: Family, tokenizer: Tokenizer, *, has_vision: bool) -> Text
     unit = ImageUnit(np.zeros((1, 1, 3), np.uint8), "image", 0, 0, "", num_tokens=1, num_positions=1)
     picture = ImageGrid((unit,), 0, 0, ((), ()))
     try:
-        plain = family.layout([Message("user", ("a",))], tokenizer)
+        before = [] if system is None else [Message("system", (system,))]
+        plain = family.layout([*before, Message("user", ("a",))], tokenizer)
         if not plain.rules.text_prefix_ok:
             return None
-        other = family.layout([Message("user", (picture, "b") if has_vision else ("b",))], tokenizer)
+        other = family.layout([*before, Message("user", (picture, "b") if has_vision else ("b",))], tokenizer)
     except EdgeVLError:  # the first request says what is wrong
         return None
     seen, said = _first_text(other), _first_text(plain)

@@ -181,3 +181,12 @@ def test_a_cache_that_is_full_with_nobody_to_make_room_ends_that_request_only(op
     with pytest.raises(CacheFull, match="no room for"):
         runtime.ask(picture(1), "x" * 200)
     assert runtime.ask(None, "Is it?").text == "yes"
+
+
+def test_instructions_are_prefilled_before_any_picture_arrives(open_fake: OpenFake) -> None:
+    runtime, engine = open_fake(script="yes")
+    conversation = runtime.conversation(system="Be brief. " * 20)
+    flush(runtime)
+    num_tokens = sum(call.num_tokens for call in engine.calls if call.stage == "prefill")
+    assert num_tokens > 200
+    assert conversation.ask("Is it?", picture(1)).reused["kv_tokens"] >= num_tokens - 1

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_vl.chunk_policy import ChunkCost
-from edge_vl.cost_store import CostKey, CostStore
+from edge_vl.cost_store import CostKey, CostStore, default_folder
 from edge_vl.costs import Costs, UnitCost
 from edge_vl.engine import LaneOptions
 from edge_vl.models import find_model
@@ -204,7 +204,8 @@ def test_writers_and_readers_at_once_see_whole_files(tmp_path: Path) -> None:
 
 def test_by_itself_it_uses_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGE_VL_CACHE_DIR", str(tmp_path))
-    CostStore().save(KEY, COSTS)
+    assert default_folder() == tmp_path / "costs"
+    CostStore(default_folder()).save(KEY, COSTS)
 
     [file] = (tmp_path / "costs").iterdir()
     assert file.name == KEY.file_name
@@ -218,6 +219,8 @@ def test_without_a_home_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(Path, "home", no_home)
     for name in ("EDGE_VL_CACHE_DIR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
+    assert default_folder() is None
+    monkeypatch.setattr("edge_vl.cost_store.default_folder", default_folder)
     store = CostStore()
 
     assert store.folder is None

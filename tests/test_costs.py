@@ -245,7 +245,7 @@ def test_sizes_that_are_not_seen_any_more_are_forgotten() -> None:
     for _ in range(20):
         for size in (20, 40, 80, 160):
             book.note_prefill(size, 0.1 + 0.01 * size)
-    for _ in range(200):
+    for _ in range(40):
         book.note_prefill(80, 4 * (0.1 + 0.01 * 80))
 
     assert book.snapshot().prefill_s(80) == pytest.approx(3.6, rel=0.05)

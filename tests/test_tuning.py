@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _thread
+import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -174,9 +174,8 @@ def test_measuring_can_be_cancelled_between_passes(model_folder: Path) -> None:
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CostStore:
-    monkeypatch.setenv("EDGE_VL_CACHE_DIR", str(tmp_path / "cache"))
-    return CostStore()
+def store(costs_folder: Path) -> CostStore:
+    return CostStore(costs_folder)
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "llama_cpp"])
@@ -242,6 +241,13 @@ def test_tuning_closes_the_model_when_it_fails(store: CostStore, model_folder: P
 
 def test_an_interrupt_ends_tuning_before_it_is_through(store: CostStore, model_folder: Path) -> None:
     engine = FakeEngine()
+    first = 1 / (2 * 201 * 5)
+
+    def interrupt(share: float) -> None:
+        if share == first:
+            ident = threading.main_thread().ident
+            assert ident is not None
+            signal.pthread_kill(ident, signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         tune(
@@ -249,7 +255,7 @@ def test_an_interrupt_ends_tuning_before_it_is_through(store: CostStore, model_f
             vision_engine=engine,
             language_engine=engine,
             num_rounds=200,
-            on_progress=lambda share: _thread.interrupt_main() if share == 1 / (2 * 201 * 5) else None,
+            on_progress=interrupt,
         )
     assert engine.num_open == 0
     assert sum(call.stage == "prefill" for call in engine.calls) < 201 * 31
@@ -259,7 +265,6 @@ def test_tuning_without_a_place_for_the_table_says_so(
     store: CostStore, model_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert store.folder is not None
-    store.folder.parent.mkdir()
     store.folder.write_text("a file")
     engine = FakeEngine()
 

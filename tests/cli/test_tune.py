@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.cli.conftest import RunCli
 
 ARGUMENTS = (
@@ -15,13 +13,7 @@ ARGUMENTS = (
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EDGE_VL_CACHE_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-def test_people_get_a_table_and_what_follows_from_it(cli: RunCli, cache: Path) -> None:
+def test_people_get_a_table_and_what_follows_from_it(cli: RunCli, costs_folder: Path) -> None:
     done = cli(*ARGUMENTS)
 
     assert done.code == 0, done.err
@@ -31,10 +23,10 @@ def test_people_get_a_table_and_what_follows_from_it(cli: RunCli, cache: Path) -
     assert "behind 0 entries a pass takes " in done.out
     assert "behind 256 entries a pass takes " in done.out
     assert "kept for later runs" in done.out
-    assert len(list((cache / "costs").iterdir())) == 1
+    assert len(list(costs_folder.iterdir())) == 1
 
 
-def test_json_is_one_object_with_every_row(cli: RunCli, cache: Path) -> None:
+def test_json_is_one_object_with_every_row(cli: RunCli, costs_folder: Path) -> None:
     done = cli(*ARGUMENTS, "--json")
 
     assert done.code == 0, done.err
@@ -46,7 +38,7 @@ def test_json_is_one_object_with_every_row(cli: RunCli, cache: Path) -> None:
     assert all(row["token_s"] > 0 for row in facts["chunks"])
     assert {choice["past"] for choice in facts["chosen"]} == {0, 256}
     assert all(16 <= choice["num_tokens_while_answering"] <= 64 for choice in facts["chosen"])
-    assert Path(facts["file"]).parent == cache / "costs"
+    assert Path(facts["file"]).parent == costs_folder
 
 
 def test_an_unknown_model_is_told_in_json_too(cli: RunCli) -> None:

@@ -1,0 +1,313 @@
+"""Scripts of questions with trouble in between, and asking them of a runtime on the bundled model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_vl import Cancelled, EngineFault, Runtime
+from edge_vl.answer_stream import AnswerStream
+from edge_vl.conversation import Conversation
+from edge_vl.engine import LaneOptions, LanguageModel, Tokenizer, VisionEncoder
+from edge_vl.families.idefics3 import Idefics3
+from edge_vl.frame import Frame
+from edge_vl.lane import Lane
+from edge_vl.lanes import Lanes
+from edge_vl.message import Message
+from edge_vl.mode_choice import Mode
+from edge_vl.models import find_model
+from edge_vl.plan import ImageGrid, Plan
+from edge_vl.scheduler_limits import SchedulerLimits
+from tests.conftest import flush
+from tests.recording import Recorded, Recording, RecordingLanguage, RecordingVision, Trouble
+
+__all__ = ["Asked", "Outcome", "Shown", "asking", "ask_all", "load", "script"]
+
+ENGINES = ("onnxruntime", "llama_cpp")
+
+QUESTIONS = (
+    "What color is the circle?",
+    "How many shapes are there?",
+    "Is there a red square?",
+    "Describe the picture.",
+    "What is at the top left?",
+    "Which one is larger?",
+)
+
+SIZES = ((48, 64), (64, 128), (96, 96), (128, 128), (60, 190), (128, 256), (192, 192), (960, 1280), (96, 96 * 3), (256, 256))
+WEIGHTS = (0.3, 0.2, 0.1, 0.1, 0.08, 0.05, 0.05, 0.03, 0.05, 0.04)
+"""Heights and widths, which give 1, 3, 5, 5, 4, 9, 10, 13, 5 and 17 units, and how often they come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A picture.
+
+    Attributes:
+        seed: of its noise.
+        height: rows.
+        width: columns.
+        is_changed: its lower right corner differs: of the units mostly the last tile and the thumbnail.
+    """
+
+    seed: int
+    height: int
+    width: int
+    is_changed: bool = False
+
+    def pixels(self) -> NDArray[np.uint8]:
+        """Return uint8 (height, width, 3)."""
+        pixels = np.random.default_rng(self.seed).integers(0, 256, (self.height, self.width, 3), np.uint8)
+        if self.is_changed:
+            pixels[-8:, -8:] ^= 0xFF
+        return pixels
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One question of a script.
+
+    Attributes:
+        pictures: shown with it.
+        question: asked.
+        max_tokens: of the answer.
+        talk: number of the conversation that it is a turn of; None: it stands alone.
+        trouble: what goes wrong.
+    """
+
+    pictures: tuple[Shown, ...]
+    question: str
+    max_tokens: int
+    talk: int | None = None
+    trouble: Trouble | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """What came of one question.
+
+    Attributes:
+        result: `answered`, `cancelled`, or `fault in` a stage.
+        text: of the answer.
+        plan: of the prompt.
+        recorded: logits, from behind the prompt to the last token.
+    """
+
+    result: str
+    text: str
+    plan: Plan
+    recorded: tuple[Recorded, ...]
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether there is an answer."""
+        return self.result == "answered"
+
+
+class EveryGrid(Idefics3):
+    """The bundled model's family, with tiles for pictures up to 256 pixels: from one unit to seventeen.
+
+    Attributes:
+        plans: laid out so far.
+    """
+
+    def __init__(self) -> None:
+        """Read the bundled model's settings."""
+        super().__init__(find_model("bundled"))
+        self.plans: list[Plan] = []
+
+    def tile(self, frame: Frame, longest_edge: int | None = None) -> ImageGrid:
+        """Cut a picture without making it larger."""
+        return super().tile(frame, longest_edge or min(256, max(frame.height, frame.width)))
+
+    def layout(self, messages: Sequence[Message], tokenizer: Tokenizer) -> Plan:
+        """Lay out, and keep the plan."""
+        plan = super().layout(messages, tokenizer)
+        self.plans.append(plan)
+        return plan
+
+
+def script(seed: int, count: int, *, trouble: float = 0.3, changes: bool = False) -> list[Asked]:
+    """Return a random script.
+
+    Args:
+        seed: of all that is random.
+        count: questions, at least; a conversation is not broken off.
+        trouble: share of questions that are cancelled or fail.
+        changes: whether pictures come back with one corner changed.
+    """
+    random = np.random.default_rng(seed)
+    asked: list[Asked] = []
+    seen: list[Shown] = []
+    num_talks = 0
+
+    def picture() -> Shown:
+        height, width = SIZES[random.choice(len(SIZES), p=WEIGHTS)]
+        one = Shown(int(random.integers(1 << 30)), height, width)
+        seen.append(one)
+        return one
+
+    def again() -> Shown:
+        one = seen[-1 - int(random.integers(min(5, len(seen))))]
+        return Shown(one.seed, one.height, one.width, is_changed=changes and bool(random.integers(2)))
+
+    def pictures() -> tuple[Shown, ...]:
+        kind = random.random()
+        if kind < 0.2:
+            return ()
+        if kind < 0.45 and seen:
+            return (again(),)
+        if kind < 0.55:
+            return tuple(picture() for _ in range(int(random.integers(2, 4))))
+        return (picture(),)
+
+    def mishap() -> Trouble | None:
+        if random.random() >= trouble:
+            return None
+        stage: Any = random.choice(["encode", "encode", "prefill", "prefill", "decode"])
+        kind: Any = random.choice(["cancel", "cancel", "raise", "nan"])
+        return Trouble("raise" if kind == "nan" and stage == "prefill" else kind, stage, int(random.integers(1, 7)))
+
+    def question() -> str:
+        return str(random.choice(QUESTIONS))
+
+    while len(asked) < count:
+        if random.random() > 0.08:
+            asked.append(Asked(pictures(), question(), int(random.integers(1, 5)), None, mishap()))
+            continue
+        num_talks += 1
+        for number in range(int(random.integers(2, 4))):
+            shown = (picture(),) if number == 0 or random.random() < 0.2 else ()
+            went_wrong = mishap()
+            if went_wrong is not None:  # whoever is not answered asks about the same picture again
+                asked.append(Asked(shown, question(), 3, num_talks, went_wrong))
+            asked.append(Asked(shown, question(), 3, num_talks))
+    return asked
+
+
+def load(engine: str) -> tuple[VisionEncoder, LanguageModel]:
+    """Load both lanes of the bundled model with one thread each."""
+    factory = import_module(f"edge_vl_{engine}").engine
+    model, options = find_model("bundled"), LaneOptions(threads=1)
+    return factory.load_vision(model, options), factory.load_language(model, options)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asking:
+    """A runtime that writes down what it does.
+
+    Attributes:
+        runtime: on the bundled model.
+        recording: what its lanes write.
+        family: has its plans.
+        vision_lane: where units are encoded.
+    """
+
+    runtime: Runtime
+    recording: Recording
+    family: EveryGrid
+    vision_lane: Lane
+
+    def ask(self, one: Asked, talk: Conversation | None) -> Outcome:
+        """Ask, wait for what comes of it, and return that."""
+        recording = self.recording
+        if one.trouble is not None:  # the vision lane may still work for a request that was cancelled
+            self.vision_lane.submit(lambda: None).result()
+        recording.begin(one.trouble)
+        options: Any = {"max_tokens": one.max_tokens, "cancel": recording.cancel}
+        pictures = [shown.pixels() for shown in one.pictures]
+        stream: AnswerStream
+        if talk is None:
+            stream = self.runtime.stream(pictures, one.question, **options)
+        else:
+            stream = talk.stream(one.question, pictures, **options)
+        plan = self.family.plans[-1]
+        text = ""
+        try:
+            text, result = stream.answer.text, "answered"
+        except Cancelled:
+            result = "cancelled"
+        except EngineFault as error:
+            result = f"fault in {error.stage}"
+        if result != "answered":
+            flush(self.runtime)  # a pass that runs belongs to this request
+        return Outcome(result, text, plan, recording.end())
+
+
+@contextmanager
+def asking(engine: str, mode: Mode, limits: SchedulerLimits) -> Iterator[Asking]:
+    """Open a recording runtime."""
+    recording, family = Recording(), EveryGrid()
+    vision_lane, language_lane = Lane("vision"), Lane("language")
+    factory = import_module(f"edge_vl_{engine}").engine
+    model, options = find_model("bundled"), LaneOptions(threads=1)
+    vision = vision_lane.submit(factory.load_vision, model, options).result()
+    language = language_lane.submit(factory.load_language, model, options).result()
+    lanes = Lanes(
+        "bundled",
+        RecordingVision(vision, recording),
+        vision_lane,
+        RecordingLanguage(language, recording),
+        language_lane,
+    )
+    with Runtime(model, family, lanes, mode=mode, limits=limits) as runtime:
+        flush(runtime)
+        yield Asking(runtime, recording, family, vision_lane)
+
+
+def ask_all(
+    engine: str,
+    mode: Mode,
+    questions: Sequence[Asked],
+    limits: SchedulerLimits,
+    *,
+    before: Callable[[Recording], None] | None = None,
+) -> list[Outcome]:
+    """Ask all questions of a script of one runtime, one after the other.
+
+    Args:
+        engine: of both lanes.
+        mode: how the lanes take turns.
+        questions: the script.
+        limits: of the scheduler.
+        before: called before the first question.
+    """
+    outcomes: list[Outcome] = []
+    with asking(engine, mode, limits) as asker:
+        if before is not None:
+            before(asker.recording)
+        number, talk = None, None
+        for one in questions:
+            if one.talk != number and talk is not None:
+                talk.close()
+                talk = None
+            if one.talk is not None and talk is None:
+                talk = asker.runtime.conversation()
+            number = one.talk
+            outcomes.append(asker.ask(one, talk))
+        if talk is not None:
+            talk.close()
+    return outcomes
+
+
+def differing(one: Sequence[Outcome], other: Sequence[Outcome]) -> dict[int, Literal["result", "borders", "logits"]]:
+    """Return the questions whose outcomes differ, and in what; logits are compared bit by bit."""
+    found: dict[int, Literal["result", "borders", "logits"]] = {}
+    for number, (left, right) in enumerate(zip(one, other, strict=True)):
+        if (left.result, left.text) != (right.result, right.text):
+            found[number] = "result"
+        elif not left.is_answered:
+            continue
+        elif [each.history for each in left.recorded] != [each.history for each in right.recorded]:
+            found[number] = "borders"
+        elif any(
+            a.logits.tobytes() != b.logits.tobytes() for a, b in zip(left.recorded, right.recorded, strict=True)
+        ):
+            found[number] = "logits"
+    return found
