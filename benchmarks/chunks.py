@@ -28,23 +28,24 @@ LONGEST_EDGE = 1024
 LANGUAGE = {"onnxruntime": "fp32", "llama_cpp": "q8_0"}
 CONTEXT = 2048
 MAX_RATIO = 1.2
+QUICK_SIZES = (32, 128, 256)
 
 
 def run(quick: bool) -> Result:
     """Measure the table of each engine, then what the policy makes of it."""
-    num_rounds = 1 if quick else 5
+    num_rounds, sizes = (1, QUICK_SIZES) if quick else (5, CHUNK_SIZES)
     table: list[dict[str, Cell]] = []
     bars: dict[str, Bar] = {}
     for engine, dtype in LANGUAGE.items():
         lanes, plan = _load(engine, dtype)
         try:
-            rows = _measure(lanes, plan, CHUNK_SIZES, num_rounds)
+            rows = _measure(lanes, plan, sizes, num_rounds)
             table += [_cells(engine, dtype, row, "table") for row in rows]
             chosen = {past: _chosen(rows, plan, past) for past in sorted({row.past for row in rows})}
             report(
                 f"{engine}: the policy chooses {', '.join(f'{size} behind {past}' for past, size in chosen.items())}"
             )
-            again = _measure(lanes, plan, tuple({*CHUNK_SIZES, *chosen.values()}), num_rounds)
+            again = _measure(lanes, plan, tuple({*sizes, *chosen.values()}), num_rounds)
             for past, size in chosen.items():
                 (row,) = (row for row in again if (row.past, row.num_tokens) == (past, size))
                 table.append(_cells(engine, dtype, row, "chosen"))

@@ -35,6 +35,8 @@ from edge_vl.errors import (
 from edge_vl.frame import Frame
 from edge_vl.runtime import Runtime
 from edge_vl.trace import Span, Timings
+from edge_vl.watch import Watch
+from edge_vl.watch_counts import WatchCounts
 
 if TYPE_CHECKING:
     from edge_vl.async_answer_stream import AsyncAnswerStream
@@ -70,6 +72,8 @@ __all__ = [
     "Timings",
     "Token",
     "Usage",
+    "Watch",
+    "WatchCounts",
     "__version__",
 ]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
 
 from edge_vl.engine import Graftable, KVCache, LanguageModel
 from edge_vl.entries import Entries
@@ -126,9 +125,15 @@ class CachePool:
         oldest.drop()
         return True
 
-    def caches(self) -> list[KVCache]:
-        """Return every cache there is."""
-        return [resident.cache for resident in self._usable()]
+    def give_up(self) -> list[KVCache]:
+        """Let go of every cache, because the model's lane is lost, and return them: only that lane may close them."""
+        residents = list(self._usable())
+        caches = [resident.cache for resident in residents]
+        for resident in residents:
+            resident.forget()
+        self._idle.clear()
+        self._pinned.clear()
+        return caches
 
     def close(self) -> None:
         """Give everything back."""
@@ -137,8 +142,10 @@ class CachePool:
         self._idle.clear()
         self._pinned.clear()
 
-    def _usable(self) -> Iterator[Resident]:
-        return (one for one in list(self._known) if one.belongs_to(self._language))
+    def _usable(self) -> list[Resident]:
+        """Return the caches that can be used, the last used first, so that of equal ones it is always the same."""
+        usable = (one for one in list(self._known) if one.belongs_to(self._language))
+        return sorted(usable, key=lambda one: one.last_use, reverse=True)
 
     def _best(self, plan: Plan, entries: Entries, own: Resident | None) -> tuple[Resident | None, int]:
         """Return the cache with the longest usable beginning; where several have it, the cheapest to use."""

@@ -13,7 +13,7 @@ from edge_vl.costs import CostBook
 from edge_vl.embeds_cache import EmbedsCache
 from edge_vl.errors import EngineFault
 from edge_vl.lanes import Lanes
-from edge_vl.loop import LaneKind, Loop
+from edge_vl.loop import LaneKind, Loop, Op
 from edge_vl.mode_choice import Mode
 from edge_vl.op_watch import OpWatch
 from edge_vl.plan import ImageUnit, TextChunk
@@ -119,7 +119,7 @@ class CoScheduler:
         with self._lock:
             self._is_closed = True
             waiting, self._waiting = self._waiting, []
-            self._lanes.language_lane.post(self._loop.close)
+            self._lanes.language_lane.post(self._close_loop)
             self._lanes.finish()
         self._watch.finish()
         for job in waiting:
@@ -156,7 +156,7 @@ class CoScheduler:
         for lane, op in self._loop.ops():
             if now_s - op.began_s > op.limit_s:
                 what = f"{op.stage} did not come back within {op.limit_s:.3g} s"
-                self._replace(lane, EngineFault(self._engine_of(lane), op.stage, what), is_hung=True)
+                self._replace(lane, EngineFault(self._engine_of(lane), op.stage, what), op)
         return self._loop.has_work
 
     def _note_success(self, lane: LaneKind) -> None:
@@ -167,13 +167,24 @@ class CoScheduler:
         self._num_faults[lane] += 1
         if self._num_faults[lane] >= self.limits.max_faults_in_row:
             what = f"{self._num_faults[lane]} calls failed, one after the other"
-            self._replace(lane, EngineFault(self._engine_of(lane), "load", what), is_hung=False)
+            self._replace(lane, EngineFault(self._engine_of(lane), "load", what), None)
 
-    def _replace(self, lane: LaneKind, fault: EngineFault, *, is_hung: bool) -> None:
-        """End what the lane was doing, and load it once more; the second time it stays lost."""
+    def _replace(self, lane: LaneKind, fault: EngineFault, op: Op | None) -> None:
+        """End what the lane was doing, and load it once more; the second time it stays lost.
+
+        Args:
+            lane: which.
+            fault: why.
+            op: the call that hangs in it; None: the lane is dead, and this is called on the language lane.
+        """
         with self._lock:
             if self._is_closed or lane in self._lost:
                 return
+            left = self._loop.abandon(op) if lane == "language" else ([], [])
+            if left is None:
+                return
+            begun, waiting = left
+            self._waiting += waiting
             self._num_faults[lane] = 0
             if lane in self._rebuilt or not self._can_reload(lane):
                 self._lost[lane] = EngineFault(
@@ -181,41 +192,47 @@ class CoScheduler:
                 )
             self._rebuilt.add(lane)
             if lane == "vision":
-                self._replace_vision(fault, is_hung=is_hung)
+                self._replace_vision(fault, op)
             else:
-                self._replace_language(fault, is_hung=is_hung)
+                self._replace_language(is_hung=op is not None)
+        for job in begun:  # without the lock: whoever is told may hold one of his own
+            self._refuse(job, fault)
 
     def _can_reload(self, lane: LaneKind) -> bool:
         return (self._lanes.load_vision if lane == "vision" else self._lanes.load_language) is not None
 
-    def _replace_vision(self, fault: EngineFault, *, is_hung: bool) -> None:
-        loading = self._lanes.replace_vision(is_hung=is_hung, reload="vision" not in self._lost)
+    def _replace_vision(self, fault: EngineFault, op: Op | None) -> None:
+        encoding = None if op is None else op.encoding
+        if encoding is not None:
+            encoding.is_abandoned = True  # at once: the language lane may be busy for long
+        loading = self._lanes.replace_vision(is_hung=op is not None, reload="vision" not in self._lost)
         loading.add_done_callback(partial(self._note_reload, "vision"))
-        if is_hung:
-            self._lanes.language_lane.post(partial(self._loop.vision_is_lost, fault))
+        if encoding is not None:
+            self._lanes.language_lane.post(lambda: self._loop.vision_is_lost(encoding, fault))
 
-    def _replace_language(self, fault: EngineFault, *, is_hung: bool) -> None:
+    def _replace_language(self, *, is_hung: bool) -> None:
         """Begin anew with a loop of its own; requests that had not begun go over to it."""
-        old, lane = self._loop, self._lanes.language_lane
-        begun, waiting = old.abandon()
-        self._waiting += waiting
-        lane.post(old.close)
+        self._lanes.language_lane.post(self._loop.close)
         loading = self._lanes.replace_language(is_hung=is_hung, reload="language" not in self._lost)
         loading.add_done_callback(partial(self._note_reload, "language"))
         self._lanes.language_lane.post(self._take_over)
-        for job in begun:
-            self._refuse(job, fault)
 
     def _take_over(self) -> None:
         """Begin anew. On the new language lane, behind its loading."""
         with self._lock:
             if "language" not in self._lost:
-                self._loop = self._new_loop()
+                old, self._loop = self._loop, self._new_loop()
+                self._loop.adopt(old)
             waiting, self._waiting = self._waiting, []
-        if self._head is not None and "language" not in self._lost:
+        if self._head is not None and "language" not in self._lost and not self._is_closed:
             self._loop.pin(self._head)
         for job in waiting:
             self.submit(job)
+
+    def _close_loop(self) -> None:
+        """Give the caches back that belong to this lane; those of a lane that is lost are closed there. On the lane."""
+        if not self._loop.is_abandoned:
+            self._loop.close()
 
     def _note_reload(self, lane: LaneKind, loading: Future[None]) -> None:
         """Note that a lane could not be loaded once more."""

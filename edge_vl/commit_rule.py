@@ -18,14 +18,15 @@ NEARLY_DONE = 0.6
 def commit(*, fraction: float, remaining_s: float | None, slack_s: float | None, num_cancelled: int) -> Commitment:
     """Decide what becomes of a running answer now that a newer frame is there.
 
-    It is finished if it will be in time or is nearly done, and given up for the newer frame only if it will be too
-    late: then nobody would ever see it. To give up an answer that will be in time gains nothing, because the newer
-    frame takes as long as this one did; its answer would come later and be no fresher.
+    It is finished if it will be in time or is nearly done, and given up for the newer frame otherwise. Where nobody
+    says what is too late, it is finished: the newer frame takes as long as this one did, so that its answer would come
+    later and be no fresher.
 
     Args:
         fraction: share of the work that is behind it, 0 to 1.
         remaining_s: time that it still needs; None: not known.
-        slack_s: time until it is too late, by its deadline or by the age of its frame; None: it is never too late.
+        slack_s: time that it may still take: until its deadline, until its frame is too old, or as long as the caller
+            lets an answer go on when a newer frame is there; None: any time.
         num_cancelled: requests given up since the last one that came to its end.
     """
     if num_cancelled >= MAX_CANCELLATIONS or fraction >= NEARLY_DONE:

@@ -48,9 +48,11 @@ class Encoding:
         hidden_size: width that embeds must have.
         deliver: takes what comes of each unit, and of the end; called on the vision lane.
         language_busy_s: says how long the language lane has worked so far.
+        limit_s: how long one unit may take.
         should_stop: set from the language lane: the units after the one that runs are not wanted now.
         began_s: when the unit that runs now began, on the monotonic clock; None between units.
         is_abandoned: the lane hangs; nobody waits for it any more.
+        is_over: nothing more comes.
     """
 
     run: Run
@@ -58,9 +60,11 @@ class Encoding:
     hidden_size: int
     deliver: Callable[[Encoded], None]
     language_busy_s: Callable[[], float]
+    limit_s: float
     should_stop: bool = False
     began_s: float | None = None
     is_abandoned: bool = False
+    is_over: bool = False
     keys: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -72,9 +76,9 @@ class Encoding:
         error: BaseException | None = None
         try:
             if vision is None:
-                raise EngineFault("vision", "encode", "the model reads text only")
+                raise EngineFault("vision", "encode", "no vision encoder is loaded")
             for chunk in self.chunks:
-                if self.should_stop:
+                if self.should_stop or self.is_abandoned:
                     break
                 self.run.request.begin("encode")
                 self._encode(vision, chunk)
@@ -83,6 +87,7 @@ class Encoding:
         except BaseException as caught:
             error = caught
         self.began_s = None
+        self.is_over = True
         self.deliver(Encoded(self, None, error=error))
 
     def _encode(self, vision: VisionEncoder, chunk: ImageChunk) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edge_vl.engine import LanguageModel, VisionEncoder
 from edge_vl.lane import Lane
@@ -41,6 +41,11 @@ class Lanes:
     num_abandoned: int = 0
     _sees: bool = True
     _speaks: bool = True
+    _retired: list[Lane] = field(default_factory=list)
+
+    def encoder_on(self, lane: Lane) -> VisionEncoder | None:
+        """Return the encoder that may be called on a lane; None: there is none."""
+        return self.vision if lane is self.vision_lane and self._sees else None
 
     def replace_vision(self, *, is_hung: bool, reload: bool) -> Future[None]:
         """Give up the vision lane and begin another one.
@@ -79,7 +84,10 @@ class Lanes:
         if close is not None:
             lane.submit(close)
         lane.finish()
-        self.num_abandoned += is_hung
+        if is_hung:
+            self.num_abandoned += 1
+        else:
+            self._retired.append(lane)
 
     def finish(self) -> None:
         """Close the encoder and the language model behind whatever is queued, and take no more jobs. Does not wait."""
@@ -92,3 +100,5 @@ class Lanes:
         """Wait for the end of both lanes, at most `timeout_s` for each. After `finish`."""
         self.language_lane.close(timeout_s)
         self.vision_lane.close(timeout_s)
+        for lane in self._retired:
+            lane.close(timeout_s)

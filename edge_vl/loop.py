@@ -36,6 +36,7 @@ from edge_vl.request import Progress, Settled
 from edge_vl.resident import Resident
 from edge_vl.run import Job, Run, run_name, unit_name
 from edge_vl.scheduler_limits import SchedulerLimits
+from edge_vl.trace import Stage
 
 __all__ = ["Loop", "Op"]
 
@@ -53,16 +54,16 @@ class Op:
     """A call into an engine that has not come back yet.
 
     Attributes:
-        run: for which request.
         stage: what it does.
         began_s: when, on the monotonic clock.
         limit_s: how long it may take.
+        encoding: to which it belongs, in the vision lane.
     """
 
-    run: Run
     stage: Literal["encode", "prefill", "decode"]
     began_s: float
     limit_s: float
+    encoding: Encoding | None = None
 
 
 class _NoRoom(Exception):
@@ -119,7 +120,6 @@ class Loop:
         self._active: list[Run] = []
         self._may_admit = False
         self._encoding: Encoding | None = None
-        self._encode_limit_s = limits.first_hang_s
         self._op: Op | None = None
         self._costs = book.snapshot()  # as it was when the last request began
         self._owed_s = 0.0
@@ -150,28 +150,38 @@ class Loop:
 
     @property
     def has_work(self) -> bool:
-        """Whether there are requests."""
-        return bool(self._inbox or self._pending or self._active or self._encoding)
+        """Whether there are requests, or a call runs."""
+        if self.is_abandoned:
+            return False
+        return bool(self._inbox or self._pending or self._active or self._encoding or self._op)
 
     def ops(self) -> list[tuple[LaneKind, Op]]:
-        """Return the calls that run now."""
+        """Return the calls that run now and that somebody waits for."""
         found: list[tuple[LaneKind, Op]] = []
+        if self.is_abandoned:
+            return found
         op, encoding = self._op, self._encoding
         if op is not None:
             found.append(("language", op))
-        if encoding is not None and (began_s := encoding.began_s) is not None:
-            found.append(("vision", Op(encoding.run, "encode", began_s, self._encode_limit_s)))
+        if encoding is not None and (began_s := encoding.began_s) is not None and not encoding.is_abandoned:
+            found.append(("vision", Op("encode", began_s, encoding.limit_s, encoding)))
         return found
 
-    def abandon(self) -> tuple[list[Job], list[Job]]:
+    def abandon(self, op: Op | None = None) -> tuple[list[Job], list[Job]] | None:
         """Stop for good, because the lane is lost; `close` is to follow on it.
 
+        Args:
+            op: the call that hangs in the lane; None: the caller is the lane itself.
+
         Returns:
-            The requests that were at work, and those that had not begun.
+            The requests that were at work, and those that had not begun; None: the call has come back meanwhile, and
+            nothing is given up.
         """
         with self._lock:
+            if op is not None and self._op is not op:
+                return None
             self.is_abandoned = True
-        self._orphans = self._pool.caches()
+        self._orphans = self._pool.give_up()
         begun = [*self._active, *(run for run in self._pending if run.decoding is not None)]
         waiting = [run.job for run in self._pending if run.decoding is None]
         waiting += self._inbox
@@ -197,6 +207,15 @@ class Loop:
         if did_something:
             self.post()
 
+    def adopt(self, other: Loop) -> None:
+        """Wait for what the vision lane still does for a loop that was abandoned."""
+        encoding = other._encoding
+        if encoding is None or encoding.is_abandoned:
+            return
+        encoding.deliver = self._deliver
+        if not encoding.is_over:
+            self._encoding = encoding
+
     def pin(self, head: TextChunk, owned: Resident | None = None) -> None:
         """Prefill the text that prompts begin with, before any picture arrives.
 
@@ -207,9 +226,11 @@ class Loop:
         resident = Resident() if owned is None else owned
         if resident.has_cache or self.is_abandoned:
             return
+        self._watch.note_work()
         try:
             resident.begin(self._language)
-            self._language.prefill(resident.cache, [head], want_logits=False)
+            usual_s = self._costs.prefill_s(head.num_tokens)
+            self._watched("prefill", usual_s, lambda: self._language.prefill(resident.cache, [head], want_logits=False))
         except BaseException:  # the first request computes it then, and tells what is wrong
             resident.drop()
             return
@@ -226,13 +247,11 @@ class Loop:
         for cache in self._orphans:
             cache.close()
 
-    def vision_is_lost(self, error: EngineFault) -> None:
+    def vision_is_lost(self, encoding: Encoding, error: EngineFault) -> None:
         """End the request whose unit hangs in the vision lane, and go on without waiting for it."""
-        encoding, self._encoding = self._encoding, None
-        if encoding is not None:
-            encoding.is_abandoned = True
-            if encoding.run in self._active:
-                self._end(encoding.run, error, is_sound=True)
+        if self._encoding is encoding:
+            self._encoding = None
+            self._end(encoding.run, error, is_sound=True)
         self.post()
 
     def _turn(self) -> bool:
@@ -255,9 +274,9 @@ class Loop:
         if isinstance(step, Encode):
             self._start_encoding(run, step.num_units)
         elif isinstance(step, Prefill):
-            self._guarded(run, self._prefill)
+            self._guarded(run, "prefill", self._prefill)
         else:
-            self._guarded(run, self._decode)
+            self._guarded(run, "decode", self._decode)
         return True
 
     def _step(self) -> Step:
@@ -313,7 +332,7 @@ class Loop:
             if self._encoding is encoding:
                 self._encoding = None
             if result.error is not None:
-                self._fail(run, result.error)
+                self._fail(run, result.error, "encode")
             return
         chunk, embeds = result.chunk, result.embeds
         assert embeds is not None
@@ -325,6 +344,8 @@ class Loop:
             if any(missing.unit.key == chunk.unit.key for missing in other.missing):
                 other.take_embeds(chunk.unit.key, embeds)
         self._charge(run, result.duration_s, is_beside=run.mode == "overlapped")
+        if run.is_probe and run.missing:
+            self._end_probe(run, encoding)
 
     def _reap(self) -> None:
         """Let go of requests whose outcome is decided."""
@@ -338,12 +359,14 @@ class Loop:
         """Let waiting requests begin: the stream with least device time first."""
         self._may_admit = False
         for run in sorted(self._pending, key=lambda run: (self._accounts.used_s(run.account), run.number)):
-            if len(self._active) >= self._limits.max_active:
+            if self.is_abandoned or len(self._active) >= self._limits.max_active:
                 return
             if self._is_held(run):
                 continue
             try:
                 self._begin(run)
+            except Settled:
+                self._end(run, None, is_sound=True)
             except CacheFull as error:
                 if not self._active:
                     self._fail(run, error)
@@ -433,10 +456,22 @@ class Loop:
         elif asked == "auto":
             choice = choose_mode(self._costs, unit_shape(run.missing[0]), len(run.missing))
             mode, reason, numbers = choice.mode, choice.reason, dict(choice.numbers)
+            run.is_probe = choice.is_probe
         else:
             mode, reason = asked, "asked for"
         run.mode = mode
         run.request.trace.note_schedule(mode=mode, reason=reason, numbers=numbers)
+
+    def _end_probe(self, run: Run, encoding: Encoding) -> None:
+        """Choose again as soon as enough is known; what is left is run in the mode that is faster."""
+        choice = choose_mode(self._book.snapshot(), unit_shape(run.missing[0]), len(run.missing))
+        if choice.is_probe:
+            return
+        run.is_probe = False
+        run.request.trace.note_schedule(then=choice.mode, then_reason=choice.reason)
+        if choice.mode != run.mode:
+            run.mode = choice.mode
+            encoding.should_stop = True
 
     def _end(self, run: Run, outcome: Answer | EdgeVLError | None, *, is_sound: bool) -> None:
         """Let a request go; its cache is kept for others if it is sound."""
@@ -478,9 +513,17 @@ class Loop:
         if donor is not None:
             self._pool.give_back(donor)
 
-    def _fail(self, run: Run, error: BaseException) -> None:
-        """End a request with what went wrong; whatever is no error of ours is the engine's."""
-        stage = run.request.stage
+    def _fail(self, run: Run, error: BaseException, stage: Stage | None = None) -> None:
+        """End a request with what went wrong; whatever is no error of ours is the engine's.
+
+        Args:
+            run: whose request.
+            error: what was raised.
+            stage: where; None: in the stage that the request has reached.
+        """
+        if self.is_abandoned:
+            return
+        stage = stage or run.request.stage
         lane: LaneKind = "vision" if stage == "encode" else "language"
         if isinstance(error, EdgeVLError):
             outcome = error
@@ -498,7 +541,7 @@ class Loop:
 
     # Doing
 
-    def _guarded(self, run: Run, work: Callable[[Run], None]) -> None:
+    def _guarded(self, run: Run, stage: Stage, work: Callable[[Run], None]) -> None:
         """Work on a request; whatever is raised ends it, and only it."""
         try:
             work(run)
@@ -507,20 +550,26 @@ class Loop:
         except _NoRoom:
             pass
         except BaseException as error:
-            self._fail(run, error)
+            self._fail(run, error, stage)
 
     def _start_encoding(self, run: Run, num_units: int | None) -> None:
         chunks = run.missing[:num_units]
-        encoding = Encoding(run, chunks, self._language.spec.hidden_size, self._deliver, lambda: self._language_busy_s)
+        encoding = Encoding(
+            run,
+            chunks,
+            self._language.spec.hidden_size,
+            self._deliver,
+            lambda: self._language_busy_s,
+            self._hang_limit_s(self._costs.encode_s(unit_shape(chunks[0]))),
+        )
         self._encoding = encoding
-        usual_s = self._costs.encode_s(unit_shape(chunks[0]))
-        self._encode_limit_s = self._hang_limit_s(usual_s)
         lanes = self._lanes
+        lane = lanes.vision_lane
         try:
-            lanes.vision_lane.post(lambda: encoding.work(lanes.vision))
+            lane.post(lambda: encoding.work(lanes.encoder_on(lane)))
         except RuntimeError:
             self._encoding = None
-            self._fail(run, EngineFault(self._engine_of("vision"), "encode", "the vision lane is closed"))
+            self._fail(run, EngineFault(self._engine_of("vision"), "encode", "the vision lane is closed"), "encode")
 
     def _deliver(self, result: Encoded) -> None:
         """Take what the vision lane has made. On its thread."""
@@ -580,6 +629,8 @@ class Loop:
         resident, donor = run.resident, run.donor
         assert resident is not None
         assert donor is not None
+        if not donor.has_cache:  # the conversation that it belongs to was closed
+            return False
         start = resident.num_tokens
         cache = resident.cache
         assert isinstance(cache, Graftable)
@@ -615,11 +666,16 @@ class Loop:
         if not suffix or run.resident is None:
             return
         began_s = time.monotonic()
-        fork = run.resident.cache.fork()
         try:
-            logits = self._language.prefill(fork, [suffix[0].text])
-        finally:
-            fork.close()
+            fork = run.resident.cache.fork()
+            try:
+                logits = self._watched(
+                    "prefill", None, lambda: self._language.prefill(fork, [suffix[0].text], want_logits=True)
+                )
+            finally:
+                fork.close()
+        except CacheFull:  # nobody has to make room for a guess
+            return
         token_id = int(np.argmax(check_logits(logits, self._language)))
         text = self._language.tokenizer.token_bytes(token_id).decode(errors="ignore")
         duration_s = time.monotonic() - began_s
@@ -689,21 +745,30 @@ class Loop:
     ) -> Result:
         """Call the language model under watch; while its caches are full, others make room, the youngest first."""
         while True:
-            began_s = time.monotonic()
-            self._op = Op(run, stage, began_s, self._hang_limit_s(usual_s))
             try:
-                result = call()
+                return self._watched(stage, usual_s, call)
             except CacheFull:
-                self._op = None
                 if not self._pool.drop_oldest():
                     self._make_room(run)
-                continue
-            finally:
+
+    def _watched(
+        self, stage: Literal["prefill", "decode"], usual_s: float | None, call: Callable[[], Result]
+    ) -> Result:
+        """Call the language model under watch.
+
+        Raises:
+            Settled: the call was given up before it came back.
+        """
+        began_s = time.monotonic()
+        self._op = Op(stage, began_s, self._hang_limit_s(usual_s))
+        try:
+            return call()
+        finally:
+            with self._lock:  # from here on nobody gives it up
                 self._op = None
-                self._language_busy_s += time.monotonic() - began_s
+            self._language_busy_s += time.monotonic() - began_s
             if self.is_abandoned:
                 raise Settled
-            return result
 
     def _make_room(self, run: Run) -> None:
         """Take the cache of the youngest request; it begins anew when there is room.

@@ -82,5 +82,7 @@ class OpWatch:
                 wake()
             idle_rounds = 0 if self._look() else idle_rounds + 1
             if idle_rounds >= _IDLE_ROUNDS:
-                with self._condition:
-                    self._is_awake = False
+                self._is_awake = False
+                if self._look():  # it began between the look before and falling asleep
+                    self._is_awake = True
+                idle_rounds = 0

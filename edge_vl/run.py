@@ -55,6 +55,7 @@ class Run:
         account: name of the stream whose device time it uses.
         entries: of its prompt and of what was answered.
         mode: how the lanes take turns for it.
+        is_probe: that mode is tried to learn what it costs.
         resident: its cache; None before it began and after it ended.
         donor: the cache that kept entries are taken from.
         rest: what is still to be prefilled.
@@ -75,6 +76,7 @@ class Run:
         self.account = job.request.generation.stream or f"#{number}"
         self.entries: Entries = entries_of(job.plan.chunks)
         self.mode: Mode = "serial"
+        self.is_probe = False
         self.resident: Resident | None = None
         self.donor: Resident | None = None
         self.rest: list[Piece] = pieces_of(job.plan.chunks)

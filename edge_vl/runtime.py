@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, get_args
 
 from edge_vl.answer import Answer
 from edge_vl.answer_stream import AnswerStream
@@ -44,6 +44,7 @@ from edge_vl.text_head import text_head
 
 if TYPE_CHECKING:
     from edge_vl.async_answer_stream import AsyncAnswerStream
+    from edge_vl.async_watch import AsyncWatch
     from edge_vl.conversation import Conversation
     from edge_vl.watch import Watch
 
@@ -101,9 +102,10 @@ class Runtime:
         self._keep_costs = keep_costs
         self._preparation = Preparation(model.name, family, lanes.language.tokenizer, self._scheduler)
         self._max_waiting = max_waiting
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a request that is refused at once leaves while it comes
         self._running: set[Request] = set()
         self._conversations: weakref.WeakSet[Conversation] = weakref.WeakSet()
+        self._watches: weakref.WeakSet[Watch] = weakref.WeakSet()
         self._is_closed = False
         self._process_id = os.getpid()
         # A lane that is still in native code while Python shuts down takes the process with it.
@@ -281,6 +283,7 @@ class Runtime:
         *,
         every_s: float | None = None,
         every_frame: bool = False,
+        patience_s: float | None = None,
         **options: Unpack[AskOptions],
     ) -> Watch:
         """Answer a question about the newest frame of a source, again and again.
@@ -290,6 +293,8 @@ class Runtime:
             question: asked about each frame.
             every_s: least seconds from the start of one answer to the start of the next; None: as fast as it goes.
             every_frame: answer every frame instead of the newest one, as for a recording.
+            patience_s: how much longer an answer may take when a newer frame is there before it is given up for that;
+                None: as long as it will be in time.
             **options: see `AskOptions`.
 
         Returns:
@@ -301,7 +306,23 @@ class Runtime:
         """
         from edge_vl.watch import Watch
 
-        return Watch(self, source, question, every_s=every_s, every_frame=every_frame, **options)
+        watch = Watch(
+            self,
+            source,
+            question,
+            every_s=every_s,
+            every_frame=every_frame,
+            patience_s=patience_s,
+            **options,
+        )
+        self._watches.add(watch)
+        return watch
+
+    def awatch(self, source: Iterable[Picture], question: str, **options: Any) -> AsyncWatch:
+        """Return the asynchronous twin of `watch`, an asynchronous iterator; takes and raises what that does."""
+        from edge_vl.async_watch import AsyncWatch
+
+        return AsyncWatch(self.watch(source, question, **options))
 
     def conversation(self, *, system: str | None = None) -> Conversation:
         """Begin a conversation: several turns about the same or new pictures.
@@ -339,6 +360,8 @@ class Runtime:
         if was_closed:
             return
         atexit.unregister(self._at_exit)
+        for watch in list(self._watches):
+            watch.close(timeout_s=0)
         for request in running:
             request.cancel()
         for conversation in list(self._conversations):

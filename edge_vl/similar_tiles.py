@@ -18,7 +18,8 @@ _BLOCKS_PER_SIDE = 32
 _MIN_BLOCK_SIDE, _MAX_BLOCK_SIDE = 8, 16
 _QUIET_FRAMES = 8
 _DARK_LEVELS = 32.0
-_MAD_TO_SIGMA = 1.4826
+_NOISE_PERCENT = 95
+_NOISE_SIGMAS = 1.96
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,8 @@ class SimilarSettings:
         refresh_frames: every unit is renewed at least once in so many frames, a different one each time; 0: never.
     """
 
-    noise_factor: float = 7.0
-    calm_factor: float = 5.5
+    noise_factor: float = 8.0
+    calm_factor: float = 6.0
     min_levels: float = 5.0
     max_levels: float = 16.0
     max_light: float = 0.06
@@ -79,7 +80,7 @@ class SimilarTiles:
     Units are compared with what was encoded, never with what was seen last: small changes add up until they count.
 
     Source:
-        Background subtraction by block means, with the noise from the median absolute deviation. Differs: it is the
+        Background subtraction by block means, with the noise from a percentile of the differences. Differs: it is the
         smallest noise of the last frames, so that a scene that moves as a whole does not pass for noise.
     """
 
@@ -150,7 +151,8 @@ class SimilarTiles:
             if difference is not None:
                 residuals.setdefault(unit.kind, []).append(difference.residual.ravel())
         for kind, found in residuals.items():
-            sigma = _MAD_TO_SIGMA * float(np.median(np.abs(np.concatenate(found))))
+            # Few blocks of a compressed picture differ, and those by much: the middle of the distribution misses them.
+            sigma = float(np.percentile(np.abs(np.concatenate(found)), _NOISE_PERCENT)) / _NOISE_SIGMAS
             self._noise.setdefault(kind, deque(maxlen=_QUIET_FRAMES)).append(sigma)
 
     def _limit(self, kept: _Kept) -> float:

@@ -110,11 +110,10 @@ def time_axis(total_s: float, *, work_s: float, first_token_s: float | None, lef
         borders[2] = total_s
     sides = [borders[1], total_s - borders[2]]
     weights = [math.sqrt(side) for side in sides]
-    shares = [_SIDE_SHARE * weight / sum(weights) for weight in weights]
+    share = _SIDE_SHARE * weights[0] / sum(weights)
     if min(sides) > 0:
-        least = max(min(shares), _MIN_SIDE_SHARE)
-        shares = [_SIDE_SHARE - least if share > min(shares) else least for share in shares]
-    edges = [left, left + shares[0] * width, left + (shares[0] + _WORK_SHARE) * width, right]
+        share = min(max(share, _MIN_SIDE_SHARE), _SIDE_SHARE - _MIN_SIDE_SHARE)
+    edges = [left, left + share * width, left + (share + _WORK_SHARE) * width, right]
     pieces: list[TimePiece] = []
     work = 0
     for index, (start_s, stop_s) in enumerate(pairwise(borders)):

@@ -74,6 +74,7 @@ class Watch:
         *,
         every_s: float | None = None,
         every_frame: bool = False,
+        patience_s: float | None = None,
         **options: Unpack[AskOptions],
     ) -> None:
         """Start to take frames off the source. `Runtime.watch` is what most callers want.
@@ -84,6 +85,8 @@ class Watch:
             question: asked about each frame.
             every_s: least seconds from the start of one answer to the start of the next; None: as fast as it goes.
             every_frame: answer every frame, and take one off the source only when it is due, as for a recording.
+            patience_s: how much longer an answer may take when a newer frame is there; one that needs more and is not
+                nearly done is given up for that frame, three times in a row at most. None: as long as it is in time.
             **options: see `AskOptions`; `deadline_s` counts for each frame from the start of its answer.
 
         Raises:
@@ -96,6 +99,8 @@ class Watch:
             raise RequestError("the question is empty", field="question")
         if every_s is not None:
             require_number(every_s, "every_s", 1e-9, MAX_PAUSE_S, "above 0 (leave it out for no pause)")
+        if patience_s is not None:
+            require_number(patience_s, "patience_s", 0, MAX_PAUSE_S, "0 or more (leave it out to finish every answer)")
         if not isinstance(every_frame, bool):
             raise RequestError(f"every_frame must be True or False, not {every_frame!r:.60}", field="every_frame")
         if runtime.vision_spec is None:
@@ -109,6 +114,7 @@ class Watch:
         self._question = question
         self._every_s = -math.inf if every_s is None else float(every_s)
         self._every_frame = every_frame
+        self._patience_s = math.inf if patience_s is None else float(patience_s)
         self._options = options
         self._turn = threading.Lock()
         self._lock = threading.Lock()  # of what follows
@@ -282,10 +288,11 @@ class Watch:
             if running is None or running.is_overtaken or not self._is_overtaken():
                 return
             progress = running.stream.progress
+            slack_s = min(running.until_s - time.monotonic(), self._patience_s)
             commitment = commit(
                 fraction=progress.fraction,
                 remaining_s=progress.remaining_s,
-                slack_s=None if running.until_s == math.inf else running.until_s - time.monotonic(),
+                slack_s=None if math.isinf(slack_s) else slack_s,
                 num_cancelled=self._num_cancelled,
             )
             if commitment == "take_newer":

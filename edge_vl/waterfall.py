@@ -110,7 +110,7 @@ def _totals(timings: Timings) -> list[tuple[str, str]]:
         ("whole answer", clock_text(timings.total_s)),
         (
             "answering",
-            f"{number_text(rate)} {'tokens/s' if rate < 1e4 else '/s'}"
+            number_text(rate) + (" tokens/s" if rate < 1000 else "/s")
             if rate
             else count_text(len(timings.token_s), "token"),
         ),

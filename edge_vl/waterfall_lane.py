@@ -115,14 +115,13 @@ def _labels(bar: Bar) -> list[str]:
         tokens = [f"{name} {times}, {count_text(bar.num_tokens, 'token')}"] if bar.num_tokens else []
         return [*tokens, f"{name} {times}", times]
     detail = clean_text(bar.detail)
+    if not detail:
+        return [name]
     short = detail.removeprefix("picture 1 ") if bar.stage == "encode" else detail
-    last = [short.removeprefix("tile ")] if bar.stage == "encode" else []
-    counts = [f"{bar.num_tokens} tokens", str(bar.num_tokens)] if bar.num_tokens and bar.stage == "prefill" else []
-    return [
-        label
-        for label in (short if short.startswith(name) else f"{name} {short}".strip(), short, *last, *counts, name)
-        if label
-    ]
+    full = short if short.startswith(name) else f"{name} {short}"
+    if bar.stage == "encode":
+        return [full, short, short.removeprefix("tile ")]
+    return [full, short, count_text(bar.num_tokens, "token"), str(bar.num_tokens)] if bar.num_tokens else [full, short]
 
 
 def _tip(bar: Bar) -> str:

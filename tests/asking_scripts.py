@@ -93,13 +93,17 @@ class Outcome:
     """What came of one question.
 
     Attributes:
-        result: `answered`, `cancelled`, or `fault in` a stage.
+        result: what came.
+        stage: where the fault was; empty where there was none.
+        happened: where trouble that was planned happened; empty where there was none.
         text: of the answer.
         plan: of the prompt.
         recorded: logits, from behind the prompt to the last token.
     """
 
-    result: str
+    result: Literal["answered", "cancelled", "failed"]
+    stage: str
+    happened: str
     text: str
     plan: Plan
     recorded: tuple[Recorded, ...]
@@ -172,7 +176,7 @@ def script(seed: int, count: int, *, trouble: float = 0.3, changes: bool = False
             return None
         stage: Any = random.choice(["encode", "encode", "prefill", "prefill", "decode"])
         kind: Any = random.choice(["cancel", "cancel", "raise", "nan"])
-        return Trouble("raise" if kind == "nan" and stage == "prefill" else kind, stage, int(random.integers(1, 7)))
+        return Trouble("raise" if kind == "nan" and stage == "prefill" else kind, stage, int(random.integers(1, 5)))
 
     def question() -> str:
         return str(random.choice(QUESTIONS))
@@ -228,16 +232,17 @@ class Asking:
         else:
             stream = talk.stream(one.question, pictures, **options)
         plan = self.family.plans[-1]
-        text = ""
+        result: Literal["answered", "cancelled", "failed"] = "answered"
+        text = stage = ""
         try:
-            text, result = stream.answer.text, "answered"
+            text = stream.answer.text
         except Cancelled:
             result = "cancelled"
         except EngineFault as error:
-            result = f"fault in {error.stage}"
+            result, stage = "failed", error.stage
         if result != "answered":
             flush(self.runtime)  # a pass that runs belongs to this request
-        return Outcome(result, text, plan, recording.end())
+        return Outcome(result, stage, recording.happened, text, plan, recording.end())
 
 
 @contextmanager

@@ -85,12 +85,14 @@ class Recording:
 
     Attributes:
         cancel: set when the request is to be cancelled; given to it as its flag.
+        happened: stage of the call that the planned trouble happened in; empty: it did not.
         spoiled_key: content key of a unit whose embeds come out a little different.
     """
 
     def __init__(self) -> None:
         """Begin with nothing planned."""
         self.cancel = threading.Event()
+        self.happened: Stage | Literal[""] = ""
         self.spoiled_key = ""
         self._trouble: Trouble | None = None
         self._num_calls: dict[Stage, int] = {}
@@ -99,6 +101,7 @@ class Recording:
     def begin(self, trouble: Trouble | None = None) -> None:
         """Begin a request; nothing of the one before may be running in either lane if trouble is planned."""
         self.cancel = threading.Event()
+        self.happened = ""
         self._trouble = trouble
         self._num_calls = {"encode": 0, "prefill": 0, "decode": 0}
         self._logits = []
@@ -121,9 +124,10 @@ class Recording:
         if not is_reached and not (is_last and trouble.stage != "decode"):
             return False
         self._trouble = None
+        self.happened = stage
         if trouble.kind == "cancel":
             self.cancel.set()
-        elif trouble.kind == "raise":
+        elif trouble.kind == "raise" or not is_reached:
             raise EngineFault("planned", stage, "planned") if trouble.at % 2 else RuntimeError("planned")
         return trouble.kind == "nan"
 

@@ -62,6 +62,14 @@ def test_long_waiting_and_answering_are_drawn_tighter_than_the_work() -> None:
     assert axis.tightness(2) > 10
 
 
+@pytest.mark.parametrize(("total_s", "work_s", "first_s"), [(1e5, 10.0, 11.0), (1e5, 99_980.0, 99_990.0)])
+def test_a_side_that_is_short_beside_the_other_stays_readable(total_s: float, work_s: float, first_s: float) -> None:
+    axis = axis_of(total_s, work_s, first_s)
+    assert len(axis.pieces) == 3
+    assert all(piece.right - piece.left > 120 for piece in axis.pieces)
+    assert axis.pieces[2].right == pytest.approx(1100)
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [

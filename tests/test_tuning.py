@@ -241,10 +241,10 @@ def test_tuning_closes_the_model_when_it_fails(store: CostStore, model_folder: P
 
 def test_an_interrupt_ends_tuning_before_it_is_through(store: CostStore, model_folder: Path) -> None:
     engine = FakeEngine()
-    first = 1 / (2 * 201 * 5)
+    fiftieth = 50 / (2 * 201 * 5)  # by then the main thread waits
 
     def interrupt(share: float) -> None:
-        if share == first:
+        if share == fiftieth:
             ident = threading.main_thread().ident
             assert ident is not None
             signal.pthread_kill(ident, signal.SIGINT)

@@ -198,7 +198,7 @@ def test_the_ground_is_white_and_nothing_is_loaded_from_elsewhere() -> None:
 
 def test_ticks_that_would_touch_are_left_out() -> None:
     """A tick's text, such as `2 h 29 min 50 s`, may be wider than the distance of two ticks."""
-    spans = [Span("queue", 0.0, 8988.0, 0, "", "caller"), Span("encode", 8988.0, 10.0, 64, "thumbnail", "vision")]
+    spans = [Span("queue", 0.0, 8988.0, 0, "", "caller"), Span("encode", 8988.0, 8.0, 64, "thumbnail", "vision")]
     svg = waterfall(timings_of(spans))
     check_texts(svg)
     assert "2 h 29 min" in words_of(svg)
