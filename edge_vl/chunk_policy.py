@@ -28,7 +28,7 @@ ANSWERING_CHUNK_TOKENS = 64
 LEAST_CHUNK_TOKENS = 16
 """Fewest tokens of a pass, however short it ought to be: below, the passes themselves are most of the work."""
 
-COST_TOLERANCE = 1.15
+COST_TOLERANCE = 1.2
 """A chunk is cheap enough if its tokens cost at most this many times what those of the best chunk do."""
 
 
@@ -81,8 +81,8 @@ def chunk_tokens(
 
     Source:
         The rule gcd(image tokens, text tokens, 256) for adaptive chunks. Differs: it is 1 for odd lengths, so the
-        measured cost sets the least size, and units are divided evenly instead of by a common divisor. A tolerance
-        follows the choice of chunk sizes in Sarathi-Serve (20 % there), section 4 (arXiv 2403.02310).
+        measured cost sets the least size, and units are divided evenly instead of by a common divisor. The tolerance of
+        20 % follows the choice of chunk sizes in Sarathi-Serve, section 4 (arXiv 2403.02310).
     """
     rows = _rows_near(costs.chunk_table, sequence_tokens)
     most = ANSWERING_CHUNK_TOKENS if is_answering else DEFAULT_CHUNK_TOKENS
