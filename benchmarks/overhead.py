@@ -1,8 +1,8 @@
 """What the ONNX Runtime engine and the whole runtime add to a bare onnxruntime loop, per token and per request.
 
 All three answer the same kind of request in turns, with one thread; medians are compared. The scheduler's own cost (two
-lanes, policy, caches, trace, cancelling, text) is the time until the first token that no call of an engine took, without
-the reading and cutting of the picture, which the bare loop is spared; likewise per token.
+lanes, policy, caches, trace, cancelling, text) is the time until the first token that no call of an engine took,
+without the reading and cutting of the picture, which the bare loop is spared; likewise per token.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import Self
 from edge_vl.answer import Answer, Token
 from edge_vl.errors import EdgeVLError
 from edge_vl.request import Event, Generation, Progress, Request
+from edge_vl.trace import Timings
 
 __all__ = ["AnswerStream", "Start"]
 
@@ -81,6 +82,11 @@ class AnswerStream:
     def progress(self) -> Progress:
         """How far the request has come, from measured costs."""
         return self._request.progress
+
+    @property
+    def timings(self) -> Timings:
+        """What has been done so far, also of a request that failed."""
+        return self._request.trace.timings()
 
     def cancel(self) -> None:
         """End the request; whoever iterates gets `Cancelled`. Work stops after the unit that runs."""

@@ -14,7 +14,7 @@ import typer
 from edge_vl.cli import options
 from edge_vl.cli.output import errors_as_json, print_answer, print_notes, print_timings
 from edge_vl.cli.trace_files import TraceFiles
-from edge_vl.errors import ImageError, RequestError
+from edge_vl.errors import EdgeVLError, ImageError, RequestError
 from edge_vl.models import find_model
 
 __all__ = ["ask", "read_picture"]
@@ -87,10 +87,14 @@ def ask(
                 stop=stop or (),
                 deadline_s=deadline_s,
             ) as stream:
-                if as_json:
-                    print(json.dumps(stream.answer.to_dict(), ensure_ascii=False))
-                else:
-                    print_answer(stream)
+                try:
+                    if as_json:
+                        print(json.dumps(stream.answer.to_dict(), ensure_ascii=False))
+                    else:
+                        print_answer(stream)
+                except EdgeVLError as error:
+                    files.write_failed(stream.timings, error, question)
+                    raise
                 if verbose:
                     print_timings(stream.answer, loaded_s=loaded_s)
                 files.write(stream.answer, question)

@@ -6,12 +6,14 @@ import json
 import os
 import secrets
 import stat
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from edge_vl.answer import Answer
-from edge_vl.errors import RequestError, SinkError
+from edge_vl.errors import EdgeVLError, RequestError, SinkError
+from edge_vl.trace import Timings
 
 __all__ = ["TraceFiles"]
 
@@ -52,31 +54,34 @@ class TraceFiles:
         Raises:
             SinkError: the disk is full, or the like.
         """
+        engines = {"language": f"{answer.language_engine} {answer.dtypes['language']}"}
+        if answer.vision_engine:
+            engines["vision"] = f"{answer.vision_engine} {answer.dtypes['vision']}"
+        usage = answer.usage
+        facts = [
+            f"model {answer.model}",
+            f"profile {answer.profile}",
+            f"prompt {usage.prompt_tokens} tokens, {usage.image_tokens} of pictures",
+            *answer.degraded,
+        ]
+        self._write(answer.timings, question, facts, engines)
+
+    def write_failed(self, timings: Timings, error: EdgeVLError, question: str) -> None:
+        """Write how far a request came that has no answer."""
+        self._write(timings, question, [str(error)], {})
+
+    def _write(self, timings: Timings, question: str, facts: Sequence[str], engines: Mapping[str, str]) -> None:
         try:
             if self.trace:
                 from edge_vl.perfetto import perfetto
 
-                _write(self.trace, json.dumps(perfetto(answer.timings, question), ensure_ascii=False, allow_nan=False))
+                _write(self.trace, json.dumps(perfetto(timings, question), ensure_ascii=False, allow_nan=False))
             if self.waterfall:
-                _write(self.waterfall, _picture(answer, question))
+                from edge_vl.waterfall import waterfall
+
+                _write(self.waterfall, waterfall(timings, question, subtitle="; ".join(facts), engines=engines))
         except OSError as error:
             raise SinkError(f"the trace cannot be written: {error}") from error
-
-
-def _picture(answer: Answer, question: str) -> str:
-    from edge_vl.waterfall import waterfall
-
-    engines = {"language": f"{answer.language_engine} {answer.dtypes['language']}"}
-    if answer.vision_engine:
-        engines["vision"] = f"{answer.vision_engine} {answer.dtypes['vision']}"
-    usage = answer.usage
-    facts = [
-        f"model {answer.model}",
-        f"profile {answer.profile}",
-        f"prompt {usage.prompt_tokens} tokens, {usage.image_tokens} of pictures",
-        *answer.degraded,
-    ]
-    return waterfall(answer.timings, question, subtitle="; ".join(facts), engines=engines)
 
 
 def _is_file_to_be(path: Path) -> bool:

@@ -103,10 +103,19 @@ def test_a_file_that_is_there_is_replaced_through_its_link_with_its_permissions(
     assert [path.name for path in folder.iterdir()] == ["old.svg"]
 
 
-def test_a_failed_question_leaves_the_old_file(cli: RunCli, png: Path, tmp_path: Path) -> None:
-    old = tmp_path / "old.json"
+def test_a_question_that_came_too_late_shows_how_far_it_came(cli: RunCli, png: Path, tmp_path: Path) -> None:
+    trace, picture = tmp_path / "late.json", tmp_path / "late.svg"
+    arguments = ("--trace", str(trace), "--waterfall", str(picture), "--deadline-s", "0.000001")
+    assert cli("ask", str(png), QUESTION, *arguments).code == 6
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert "deadline" in picture.read_text()
+
+
+def test_a_picture_that_cannot_be_used_leaves_the_old_file(cli: RunCli, tmp_path: Path) -> None:
+    old, bad = tmp_path / "old.json", tmp_path / "bad.png"
     old.write_text("old")
-    assert cli("ask", str(png), QUESTION, "--trace", str(old), "--deadline-s", "0.000001").code == 6
+    bad.write_text("no picture")
+    assert cli("ask", str(bad), QUESTION, "--trace", str(old)).code == 3
     assert old.read_text() == "old"
     assert not [path.name for path in tmp_path.iterdir() if "edge-vl" in path.name]
 
