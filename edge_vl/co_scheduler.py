@@ -187,9 +187,10 @@ class CoScheduler:
             self._waiting += waiting
             self._num_faults[lane] = 0
             if lane in self._rebuilt or not self._can_reload(lane):
-                self._lost[lane] = EngineFault(
+                fault = EngineFault(
                     fault.engine, fault.stage, f"{fault.cause}; the {lane} lane is lost, open a new runtime"
                 )
+                self._lost[lane] = fault
             self._rebuilt.add(lane)
             if lane == "vision":
                 self._replace_vision(fault, op)
@@ -224,10 +225,10 @@ class CoScheduler:
                 old, self._loop = self._loop, self._new_loop()
                 self._loop.adopt(old)
             waiting, self._waiting = self._waiting, []
-        if self._head is not None and "language" not in self._lost and not self._is_closed:
-            self._loop.pin(self._head)
         for job in waiting:
             self.submit(job)
+        if self._head is not None and "language" not in self._lost and not self._is_closed:
+            self._loop.pin(self._head)  # before their turn comes; it may hang, too
 
     def _close_loop(self) -> None:
         """Give the caches back that belong to this lane; those of a lane that is lost are closed there. On the lane."""

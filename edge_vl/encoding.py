@@ -77,8 +77,8 @@ class Encoding:
         try:
             if vision is None:
                 raise EngineFault("vision", "encode", "no vision encoder is loaded")
-            for chunk in self.chunks:
-                if self.should_stop or self.is_abandoned:
+            for number, chunk in enumerate(self.chunks):
+                if self.is_abandoned or (number and self.should_stop):  # the first one was decided for
                     break
                 self.run.request.begin("encode")
                 self._encode(vision, chunk)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -25,9 +25,21 @@ from edge_vl.models import find_model
 from edge_vl.plan import ImageGrid, Plan
 from edge_vl.scheduler_limits import SchedulerLimits
 from tests.conftest import flush
-from tests.recording import Recorded, Recording, RecordingLanguage, RecordingVision, Trouble
+from tests.recording import Recorded, Recording, RecordingLanguage, RecordingVision, Stage, Trouble
 
-__all__ = ["Asked", "Outcome", "Shown", "asking", "ask_all", "load", "script"]
+__all__ = [
+    "ENGINES",
+    "QUESTIONS",
+    "Asked",
+    "EveryGrid",
+    "Outcome",
+    "Shown",
+    "ask_all",
+    "asking",
+    "differing",
+    "load",
+    "script",
+]
 
 ENGINES = ("onnxruntime", "llama_cpp")
 
@@ -40,9 +52,19 @@ QUESTIONS = (
     "Which one is larger?",
 )
 
-SIZES = ((48, 64), (64, 128), (96, 96), (128, 128), (60, 190), (128, 256), (192, 192), (960, 1280), (96, 96 * 3), (256, 256))
-WEIGHTS = (0.3, 0.2, 0.1, 0.1, 0.08, 0.05, 0.05, 0.03, 0.05, 0.04)
-"""Heights and widths, which give 1, 3, 5, 5, 4, 9, 10, 13, 5 and 17 units, and how often they come."""
+SIZES = {
+    (48, 64): (1, 0.45),
+    (64, 128): (3, 0.22),
+    (60, 190): (4, 0.08),
+    (96, 96): (5, 0.06),
+    (96, 288): (5, 0.04),
+    (128, 128): (5, 0.06),
+    (128, 256): (9, 0.04),
+    (192, 192): (10, 0.02),
+    (960, 1280): (13, 0.01),
+    (256, 256): (17, 0.02),
+}
+"""Height and width of pictures: how many units they give, and how often they come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +118,7 @@ class Outcome:
         result: what came.
         stage: where the fault was; empty where there was none.
         happened: where trouble that was planned happened; empty where there was none.
+        order: of the engine's calls.
         text: of the answer.
         plan: of the prompt.
         recorded: logits, from behind the prompt to the last token.
@@ -104,6 +127,7 @@ class Outcome:
     result: Literal["answered", "cancelled", "failed"]
     stage: str
     happened: str
+    order: str
     text: str
     plan: Plan
     recorded: tuple[Recorded, ...]
@@ -152,7 +176,7 @@ def script(seed: int, count: int, *, trouble: float = 0.3, changes: bool = False
     num_talks = 0
 
     def picture() -> Shown:
-        height, width = SIZES[random.choice(len(SIZES), p=WEIGHTS)]
+        height, width = list(SIZES)[random.choice(len(SIZES), p=[share for _, share in SIZES.values()])]
         one = Shown(int(random.integers(1 << 30)), height, width)
         seen.append(one)
         return one
@@ -171,24 +195,28 @@ def script(seed: int, count: int, *, trouble: float = 0.3, changes: bool = False
             return tuple(picture() for _ in range(int(random.integers(2, 4))))
         return (picture(),)
 
-    def mishap() -> Trouble | None:
+    def mishap(shown: tuple[Shown, ...]) -> Trouble | None:
         if random.random() >= trouble:
             return None
-        stage: Any = random.choice(["encode", "encode", "prefill", "prefill", "decode"])
-        kind: Any = random.choice(["cancel", "cancel", "raise", "nan"])
-        return Trouble("raise" if kind == "nan" and stage == "prefill" else kind, stage, int(random.integers(1, 5)))
+        stages: list[Stage] = ["encode", "encode", "prefill", "prefill", "decode"]
+        kinds: list[Literal["cancel", "raise", "nan"]] = ["cancel", "cancel", "raise", "nan"]
+        stage, kind = stages[random.integers(len(stages))], kinds[random.integers(len(kinds))]
+        num_units = sum(SIZES[one.height, one.width][0] for one in shown)
+        most = {"encode": max(1, num_units), "prefill": num_units + 1, "decode": 3}[stage]
+        return Trouble("raise" if (kind, stage) == ("nan", "prefill") else kind, stage, int(random.integers(most)) + 1)
 
     def question() -> str:
         return str(random.choice(QUESTIONS))
 
     while len(asked) < count:
         if random.random() > 0.08:
-            asked.append(Asked(pictures(), question(), int(random.integers(1, 5)), None, mishap()))
+            shown = pictures()
+            asked.append(Asked(shown, question(), int(random.integers(1, 5)), None, mishap(shown)))
             continue
         num_talks += 1
         for number in range(int(random.integers(2, 4))):
             shown = (picture(),) if number == 0 or random.random() < 0.2 else ()
-            went_wrong = mishap()
+            went_wrong = mishap(shown)
             if went_wrong is not None:  # whoever is not answered asks about the same picture again
                 asked.append(Asked(shown, question(), 3, num_talks, went_wrong))
             asked.append(Asked(shown, question(), 3, num_talks))
@@ -242,7 +270,7 @@ class Asking:
             result, stage = "failed", error.stage
         if result != "answered":
             flush(self.runtime)  # a pass that runs belongs to this request
-        return Outcome(result, stage, recording.happened, text, plan, recording.end())
+        return Outcome(result, stage, recording.happened, recording.order, text, plan, recording.end())
 
 
 @contextmanager
@@ -272,8 +300,8 @@ def ask_all(
     questions: Sequence[Asked],
     limits: SchedulerLimits,
     *,
-    before: Callable[[Recording], None] | None = None,
-) -> list[Outcome]:
+    spoiled_key: str = "",
+) -> tuple[list[Outcome], int]:
     """Ask all questions of a script of one runtime, one after the other.
 
     Args:
@@ -281,13 +309,16 @@ def ask_all(
         mode: how the lanes take turns.
         questions: the script.
         limits: of the scheduler.
-        before: called before the first question.
+        spoiled_key: content key of a unit whose embeds come out a little different.
+
+    Returns:
+        What came of them, and how often one lane began to work while the other did.
     """
     outcomes: list[Outcome] = []
     with asking(engine, mode, limits) as asker:
-        if before is not None:
-            before(asker.recording)
-        number, talk = None, None
+        asker.recording.spoiled_key = spoiled_key
+        number: int | None = None
+        talk: Conversation | None = None
         for one in questions:
             if one.talk != number and talk is not None:
                 talk.close()
@@ -298,7 +329,7 @@ def ask_all(
             outcomes.append(asker.ask(one, talk))
         if talk is not None:
             talk.close()
-    return outcomes
+    return outcomes, asker.recording.num_beside
 
 
 def differing(one: Sequence[Outcome], other: Sequence[Outcome]) -> dict[int, Literal["result", "borders", "logits"]]:
@@ -311,8 +342,6 @@ def differing(one: Sequence[Outcome], other: Sequence[Outcome]) -> dict[int, Lit
             continue
         elif [each.history for each in left.recorded] != [each.history for each in right.recorded]:
             found[number] = "borders"
-        elif any(
-            a.logits.tobytes() != b.logits.tobytes() for a, b in zip(left.recorded, right.recorded, strict=True)
-        ):
+        elif any(a.logits.tobytes() != b.logits.tobytes() for a, b in zip(left.recorded, right.recorded, strict=True)):
             found[number] = "logits"
     return found

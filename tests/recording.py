@@ -1,9 +1,10 @@
-"""Engines that write down how every KV entry came about and which logits followed, and that fail where it is planned."""
+"""Engines that write down how every KV entry came about and which logits followed, and that fail as planned."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -23,7 +24,17 @@ from edge_vl.engine import (
 from edge_vl.errors import EngineFault
 from edge_vl.plan import ImageUnit, TextChunk
 
-__all__ = ["History", "Pass", "Recorded", "Recording", "RecordingLanguage", "RecordingVision", "Trouble", "replay"]
+__all__ = [
+    "History",
+    "Pass",
+    "Recorded",
+    "Recording",
+    "RecordingLanguage",
+    "RecordingVision",
+    "Stage",
+    "Trouble",
+    "replay",
+]
 
 Stage = Literal["encode", "prefill", "decode"]
 Item = tuple[int, ...] | str
@@ -85,6 +96,8 @@ class Recording:
 
     Attributes:
         cancel: set when the request is to be cancelled; given to it as its flag.
+        order: of the calls: `e` an encode, `p` a prefill, `d` a decode.
+        num_beside: calls of one lane that began while the other lane was in a call.
         happened: stage of the call that the planned trouble happened in; empty: it did not.
         spoiled_key: content key of a unit whose embeds come out a little different.
     """
@@ -92,16 +105,20 @@ class Recording:
     def __init__(self) -> None:
         """Begin with nothing planned."""
         self.cancel = threading.Event()
+        self.order = ""
+        self.num_beside = 0
         self.happened: Stage | Literal[""] = ""
         self.spoiled_key = ""
         self._trouble: Trouble | None = None
         self._num_calls: dict[Stage, int] = {}
         self._logits: list[Recorded] = []
+        self._num_inside = 0
+        self._lock = threading.Lock()
 
     def begin(self, trouble: Trouble | None = None) -> None:
         """Begin a request; nothing of the one before may be running in either lane if trouble is planned."""
         self.cancel = threading.Event()
-        self.happened = ""
+        self.order = self.happened = ""
         self._trouble = trouble
         self._num_calls = {"encode": 0, "prefill": 0, "decode": 0}
         self._logits = []
@@ -110,13 +127,26 @@ class Recording:
         """Return the logits of the request, in order."""
         return tuple(self._logits)
 
-    def enter(self, stage: Stage, *, is_last: bool = False) -> bool:
-        """Count a call, and let happen what is planned.
+    @contextmanager
+    def call(self, stage: Stage, *, is_last: bool = False) -> Iterator[bool]:
+        """Note a call of an engine, which is made inside, and let happen what is planned.
 
-        Returns:
+        Yields:
             Whether its result is to be NaN.
         """
-        self._num_calls[stage] = count = self._num_calls.get(stage, 0) + 1
+        with self._lock:
+            self.order += stage[0]
+            self.num_beside += self._num_inside
+            self._num_inside += 1
+            self._num_calls[stage] = self._num_calls.get(stage, 0) + 1
+        try:
+            yield self._meet(stage, self._num_calls[stage], is_last=is_last)
+        finally:
+            with self._lock:
+                self._num_inside -= 1
+
+    def _meet(self, stage: Stage, count: int, *, is_last: bool) -> bool:
+        """Let happen what is planned for a call; return whether its result is to be NaN."""
         trouble = self._trouble
         if trouble is None:
             return False
@@ -150,13 +180,13 @@ class RecordingVision:
 
     def encode(self, unit: ImageUnit) -> ImageEmbeds:
         """Pass on, as planned."""
-        is_nan = self._recording.enter("encode")
-        embeds = self._inner.encode(unit)
+        with self._recording.call("encode") as is_nan:
+            embeds = self._inner.encode(unit)
         if is_nan:
             return replace(embeds, values=np.full_like(embeds.values, np.nan))
         if unit.key == self._recording.spoiled_key:
             values = embeds.values.copy()
-            values[-1, -1] += np.float32(0.01)
+            values[-1, -1] += np.float32(0.05)
             return replace(embeds, values=values)
         return embeds
 
@@ -233,8 +263,8 @@ class RecordingLanguage:
     ) -> NDArray[np.float32] | None:
         """Pass on, as planned."""
         assert isinstance(cache, RecordingCache)
-        is_nan = self._recording.enter("prefill", is_last=want_logits)
-        logits = self._inner.prefill(cache.inner, run, want_logits=want_logits)
+        with self._recording.call("prefill", is_last=want_logits) as is_nan:
+            logits = self._inner.prefill(cache.inner, run, want_logits=want_logits)
         items = tuple(part.token_ids if isinstance(part, TextChunk) else part.key for part in run)
         num_tokens = sum(part.num_tokens for part in run)
         cache.history = (*cache.history, Pass(items, num_tokens, num_tokens))
@@ -246,8 +276,8 @@ class RecordingLanguage:
     def decode(self, cache: KVCache, token_id: int) -> NDArray[np.float32]:
         """Pass on, as planned."""
         assert isinstance(cache, RecordingCache)
-        is_nan = self._recording.enter("decode")
-        logits = self._inner.decode(cache.inner, token_id)
+        with self._recording.call("decode") as is_nan:
+            logits = self._inner.decode(cache.inner, token_id)
         cache.history = (*cache.history, Pass(((token_id,),), 1, 1, is_decode=True))
         logits = np.full_like(logits, np.nan) if is_nan else logits
         self._recording.add(cache.history, logits)
@@ -287,9 +317,9 @@ def replay(
                 else:
                     run.append(TextChunk(item, 0))
             if one.is_decode:
-                (token_id,) = one.items[0]
-                assert isinstance(token_id, int)
-                logits: NDArray[np.float32] | None = language.decode(cache, token_id)
+                token = one.items[0]
+                assert isinstance(token, tuple)
+                logits: NDArray[np.float32] | None = language.decode(cache, token[0])
             else:
                 logits = language.prefill(cache, run)
             assert logits is not None

@@ -25,8 +25,9 @@ from edge_vl.policy import (
 from edge_vl.scheduler_limits import SchedulerLimits
 from tests.schedule_simulator import ANSWER_SHARE, SimRun, Simulator, names
 
-MODES = st.sampled_from(["serial", "interleaved", "overlapped"])
-BATON_MODES = st.sampled_from(["serial", "interleaved"])  # one lane at a time works, so device time is what passes
+MODES: st.SearchStrategy[Mode] = st.sampled_from(["serial", "interleaved", "overlapped"])
+# One lane at a time works, so device time is what passes.
+BATON_MODES: st.SearchStrategy[Mode] = st.sampled_from(["serial", "interleaved"])
 COSTS = st.floats(0.005, 1.0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Self
 
@@ -53,13 +54,23 @@ class FakeWeights:
 class FakeKVCache:
     """Keys and values of one sequence."""
 
-    def __init__(self, hidden_size: int, count_open: Callable[[int], None]) -> None:
-        """Begin empty."""
+    def __init__(
+        self, hidden_size: int, count_open: Callable[[int], None], siblings: weakref.WeakSet[FakeKVCache] | None = None
+    ) -> None:
+        """Begin empty.
+
+        Args:
+            hidden_size: width of an entry.
+            count_open: told 1 now and -1 when it is closed.
+            siblings: all caches that share one memory; it and its forks join them.
+        """
         self.keys: NDArray[np.float64] = np.empty((0, hidden_size))
         self.values: NDArray[np.float64] = np.empty((0, hidden_size))
         self.is_open = True
         self._answer_start = 0
         self._count_open = count_open
+        self._siblings = weakref.WeakSet() if siblings is None else siblings
+        self._siblings.add(self)
         count_open(1)
 
     @property
@@ -94,7 +105,7 @@ class FakeKVCache:
 
     def fork(self) -> Self:
         """Return an independent cache with the same entries."""
-        copy = type(self)(self.keys.shape[1], self._count_open)
+        copy = type(self)(self.keys.shape[1], self._count_open, self._siblings)
         copy.keys, copy.values = self.keys.copy(), self.values.copy()
         copy._answer_start = self._answer_start
         return copy

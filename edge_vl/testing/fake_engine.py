@@ -178,9 +178,7 @@ class FakeEngine:
 
     def make_cache(self) -> FakeKVCache:
         """Return an empty cache that counts towards `max_cache_tokens`."""
-        cache = FakeKVCache(self._hidden_size, self.count_open)
-        self._caches.add(cache)
-        return cache
+        return FakeKVCache(self._hidden_size, self.count_open, self._caches)
 
     def check_room(self, num_tokens: int) -> None:
         """Refuse entries that there is no room for in all caches together."""
