@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from edge_vl.answer import Answer, Token, Usage
 from edge_vl.answer_stream import AnswerStream
+from edge_vl.asking import AskOptions
 from edge_vl.conversation import Conversation
 from edge_vl.errors import (
     CacheFull,
@@ -40,13 +41,16 @@ from edge_vl.watch_counts import WatchCounts
 
 if TYPE_CHECKING:
     from edge_vl.async_answer_stream import AsyncAnswerStream
+    from edge_vl.async_watch import AsyncWatch
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Answer",
     "AnswerStream",
+    "AskOptions",
     "AsyncAnswerStream",
+    "AsyncWatch",
     "CacheFull",
     "Cancelled",
     "ContextLengthError",
@@ -84,4 +88,8 @@ def __getattr__(name: str) -> object:
         from edge_vl.async_answer_stream import AsyncAnswerStream
 
         return AsyncAnswerStream
+    if name == "AsyncWatch":
+        from edge_vl.async_watch import AsyncWatch
+
+        return AsyncWatch
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

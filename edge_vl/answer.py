@@ -64,6 +64,7 @@ class Answer:
         notes: what is not as the profile wants it, such as an engine that is missing and what runs instead.
         degraded: what was done less well than asked for, and why; empty: nothing.
         dropped: frames that were passed over before this one.
+        frame_age_s: seconds from when its oldest picture was taken to the end of the answer; None without a picture.
     """
 
     text: str
@@ -80,6 +81,7 @@ class Answer:
     notes: tuple[str, ...] = ()
     degraded: tuple[str, ...] = ()
     dropped: int = 0
+    frame_age_s: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready form."""
@@ -102,4 +104,5 @@ class Answer:
             "notes": list(self.notes),
             "degraded": list(self.degraded),
             "dropped": self.dropped,
+            "frame_age_s": None if self.frame_age_s is None else round(self.frame_age_s, 6),
         }

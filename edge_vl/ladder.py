@@ -9,7 +9,7 @@ from edge_vl.costs import Costs, UnitCost
 
 __all__ = ["Rung", "RungChoice", "pick_rung"]
 
-_MAX_MARGIN = 1.0  # costs of single units scatter more than their sum does
+_MAX_MARGIN = 0.4  # costs of single units scatter more than their sum does
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +73,27 @@ def pick_rung(
     if remaining_s is None:
         return RungChoice(best, "there is no deadline")
     margin = min(costs.max_relative_error, _MAX_MARGIN)
-    predicted_s = 0.0
+    predicted_s = whole_s = 0.0
     for rung in rungs:
         cost_s = _request_s(rung, rungs, costs, text_tokens, answer_tokens)
         if cost_s is None:
             return RungChoice(best, "what it costs is not known yet")
         predicted_s = (queue_s + cost_s) * (1 + margin)
+        if rung is best:
+            whole_s = predicted_s
         if predicted_s <= remaining_s:
-            numbers = f"{predicted_s:.3g} of {remaining_s:.3g} s, a margin of {margin:.0%} included"
-            if rung is best:
-                return RungChoice(rung, f"it takes {numbers}", predicted_s)
-            return RungChoice(rung, f"{_size(rung)} instead of {_size(best)}: it takes {numbers}", predicted_s)
+            return RungChoice(rung, _reason(rung, best, predicted_s, whole_s, remaining_s), predicted_s)
     last = rungs[-1]
-    reason = f"{_size(last)}, the fewest there are, take {predicted_s:.3g} of {max(remaining_s, 0.0):.3g} s"
-    return RungChoice(last, reason, predicted_s, is_in_time=False)
+    return RungChoice(last, _reason(last, best, predicted_s, whole_s, remaining_s), predicted_s, is_in_time=False)
+
+
+def _reason(rung: Rung, best: Rung, predicted_s: float, whole_s: float, remaining_s: float) -> str:
+    """Say in seconds, margin included, what was predicted and what there is."""
+    left = f"{max(remaining_s, 0.0):.3g} s are left"
+    if rung is best:
+        return f"it takes {whole_s:.3g} s and {left}"
+    less = f"{_size(rung)} in {predicted_s:.3g} s instead of {_size(best)} in {whole_s:.3g} s, as {left}"
+    return less if predicted_s <= remaining_s else f"{less}; there is nothing smaller"
 
 
 def _request_s(

@@ -721,9 +721,12 @@ class Loop:
         dtypes = {"language": spec.dtype}
         if lanes.vision is not None:
             dtypes["vision"] = lanes.vision.spec.dtype
-        reused = {"kv_tokens": run.num_kept, "image_units": len(run.plan.images) - run.num_encoded}
-        if run.request.generation.reuse != "exact":
-            reused |= {"similar_units": run.request.num_similar, "grafted_tokens": run.num_grafted}
+        reused = {
+            "kv_tokens": run.num_kept,
+            "image_units": len(run.plan.images) - run.num_encoded,
+            "similar_units": run.request.num_similar,
+            "grafted_tokens": run.num_grafted,
+        }
         return Answer(
             text=decoding.text,
             reasoning=decoding.reasoning,
@@ -738,6 +741,7 @@ class Loop:
             profile=lanes.profile,
             notes=lanes.notes,
             degraded=run.request.degraded,
+            frame_age_s=run.request.frame_age_s,
         )
 
     def _call(

@@ -176,6 +176,11 @@ class Request:
         self.captured_s = captured_s if self.captured_s is None else min(self.captured_s, captured_s)
 
     @property
+    def frame_age_s(self) -> float | None:
+        """Seconds since its oldest picture was taken; None without one."""
+        return None if self.captured_s is None else time.monotonic() - self.captured_s
+
+    @property
     def progress(self) -> Progress:
         """How far it has come."""
         if self._is_settled:

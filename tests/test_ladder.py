@@ -58,11 +58,11 @@ def test_the_best_rung_in_time_is_chosen(index: int) -> None:
 def test_the_reason_says_what_was_given_up_and_the_numbers() -> None:
     choice = pick_rung(TILES, COSTS, text_tokens=20, remaining_s=8.0)
     assert choice.reason == (
-        "5 units with 320 image tokens instead of 13 units with 832 image tokens: it takes 7.04 of 8 s, a margin of "
-        "10% included"
+        "5 units with 320 image tokens in 7.04 s instead of 13 units with 832 image tokens in "
+        f"{1.1 * seconds(TILES[0]):.3g} s, as 8 s are left"
     )
-    assert pick_rung(TILES, COSTS, text_tokens=20, remaining_s=0.5).reason == (
-        "1 unit with 64 image tokens, the fewest there are, take 2.31 of 0.5 s"
+    assert pick_rung(TILES, COSTS, text_tokens=20, remaining_s=0.5).reason.endswith(
+        "as 0.5 s are left; there is nothing smaller"
     )
 
 
@@ -70,7 +70,7 @@ def test_a_deadline_that_has_passed_gives_the_smallest_rung() -> None:
     choice = pick_rung(TILES, COSTS, text_tokens=20, remaining_s=-3.0)
     assert choice.rung is TILES[-1]
     assert not choice.is_in_time
-    assert choice.reason.endswith("of 0 s")
+    assert "as 0 s are left" in choice.reason
 
 
 def test_without_a_deadline_nothing_is_given_up() -> None:
@@ -119,7 +119,7 @@ def test_predictions_that_were_wrong_leave_more_room_but_not_without_end() -> No
     wrong = replace(COSTS, max_relative_error=0.3)
     assert pick_rung(TILES, wrong, text_tokens=20, remaining_s=remaining_s).rung is TILES[1]
     hopeless = replace(COSTS, max_relative_error=50.0)
-    assert pick_rung(TILES, hopeless, text_tokens=20, remaining_s=2 * seconds(TILES[0]) + 1e-6).rung is TILES[0]
+    assert pick_rung(TILES, hopeless, text_tokens=20, remaining_s=1.4 * seconds(TILES[0]) + 1e-6).rung is TILES[0]
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,14 @@ def test_an_answer_says_where_it_came_from(open_fake: OpenFake) -> None:
     assert answer.dtypes == {"vision": "fp32", "language": "fp32"}
     assert answer.usage.image_tokens == 5 * 4
     assert answer.usage.completion_tokens == 3
-    assert answer.reused == {"kv_tokens": 7, "image_units": 0}  # what every prompt begins with
+    assert answer.reused == {
+        "kv_tokens": 7,  # what every prompt begins with
+        "image_units": 0,
+        "similar_units": 0,
+        "grafted_tokens": 0,
+    }
+    assert answer.frame_age_s is not None
+    assert 0 < answer.frame_age_s <= answer.timings.total_s
 
 
 def test_the_trace_has_every_stage_in_order(open_fake: OpenFake) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from PIL import Image
 
 from edge_vl import Runtime
 from edge_vl.families import family_of
@@ -101,6 +103,23 @@ def test_a_still_camera_keeps_every_unit_whatever_its_noise(sigma: float) -> Non
         grid, num_similar = tiles.replace(cut(noisy(BEFORE, sigma, number)))
         assert places_renewed(first, grid) == []
         assert num_similar == 5
+
+
+def test_the_artefacts_of_compression_are_noise() -> None:
+    def seen(number: int) -> ImageGrid:
+        encoded = io.BytesIO()
+        picture = render(Scene(5, (STAR,), "noise"), 320, 320)
+        Image.fromarray(noisy(picture, 3.0, number)).save(encoded, "jpeg", quality=65)
+        return one_unit(np.array(Image.open(encoded).resize((512, 512), Image.Resampling.LANCZOS)))
+
+    tiles = SimilarTiles(NO_REFRESH)
+    before, _ = tiles.replace(seen(0))
+    num_renewed = 0
+    for number in range(1, 20):
+        after, _ = tiles.replace(seen(number))
+        num_renewed += len(places_renewed(before, after))
+        before = after
+    assert num_renewed <= 1
 
 
 @pytest.mark.parametrize("sigma", [0.0, 2.0, 8.0])
