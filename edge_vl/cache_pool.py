@@ -11,6 +11,9 @@ from edge_vl.resident import Resident
 
 __all__ = ["CachePool"]
 
+_WORTH_A_FORK = 8
+"""Entries that another cache must have more than one's own, or the pinned one, to be used instead."""
+
 
 class CachePool:
     """Finds for a prompt the cache that holds most of its beginning. Belongs to the language lane."""
@@ -36,7 +39,9 @@ class CachePool:
         """Memory of the caches that nobody uses."""
         return sum(resident.cache.nbytes for resident in self._idle)
 
-    def take(self, plan: Plan, entries: Entries, own: Resident | None) -> tuple[Resident, int]:
+    def take(
+        self, plan: Plan, entries: Entries, own: Resident | None, *, allows_grafts: bool = False
+    ) -> tuple[Resident, int]:
         """Find or make a cache that holds as much of a prompt's beginning as possible, and nothing else.
 
         Whole images are kept or forgotten, and at least the prompt's last entry is left: somebody has to compute the
@@ -46,6 +51,7 @@ class CachePool:
             plan: the prompt.
             entries: its entries.
             own: the cache of the conversation that asks; it is the one returned.
+            allows_grafts: whether entries that were grafted may be among them.
 
         Returns:
             The cache and the number of its entries.
@@ -55,7 +61,7 @@ class CachePool:
         """
         if own is not None and not own.belongs_to(self._language):
             own.forget()  # it was of a lane that is lost
-        best, kept = self._best(plan, entries, own)
+        best, kept = self._best(plan, entries, own, allows_grafts=allows_grafts)
         resident = self._adopt(best, kept, own)
         self._use(resident)
         return resident, resident.num_tokens
@@ -80,6 +86,9 @@ class CachePool:
     def give_back(self, resident: Resident) -> None:
         """Keep a cache for whoever needs its beginning next; the oldest ones make room for it."""
         resident.num_users -= 1
+        if resident.is_unsound:
+            self._drop_unsound(resident)
+            return
         if resident.num_users or resident.is_owned or resident.is_pinned or not resident.has_cache:
             return
         if resident not in self._idle:
@@ -102,8 +111,13 @@ class CachePool:
     def discard(self, resident: Resident) -> None:
         """Drop a cache that was taken and must not be used again."""
         resident.num_users -= 1
+        resident.is_unsound = True
+        self._drop_unsound(resident)
+
+    def _drop_unsound(self, resident: Resident) -> None:
         if not resident.num_users:
             resident.drop()
+            resident.is_unsound = False
 
     def drop_oldest(self) -> bool:
         """Give back the cache that was not used for longest, never one in use, and one that is pinned at last.
@@ -147,17 +161,21 @@ class CachePool:
         usable = (one for one in list(self._known) if one.belongs_to(self._language))
         return sorted(usable, key=lambda one: one.last_use, reverse=True)
 
-    def _best(self, plan: Plan, entries: Entries, own: Resident | None) -> tuple[Resident | None, int]:
+    def _best(
+        self, plan: Plan, entries: Entries, own: Resident | None, *, allows_grafts: bool
+    ) -> tuple[Resident | None, int]:
         """Return the cache with the longest usable beginning; where several have it, the cheapest to use."""
         best: Resident | None = None
-        best_rank = (0, 0)
+        best_rank = (0, False)
+        best_kept = 0
         for resident in self._usable():
-            kept = _usable_tokens(plan, entries, resident)
+            kept = _usable_tokens(plan, entries, resident, allows_grafts=allows_grafts)
             if kept:
-                rank = (kept, 3 if resident is own else 2 if resident.is_pinned else 1)
+                is_cheap = resident is own or resident.is_pinned
+                rank = (kept + _WORTH_A_FORK * is_cheap, resident is own)
                 if rank > best_rank:
-                    best, best_rank = resident, rank
-        return best, best_rank[0]
+                    best, best_rank, best_kept = resident, rank, kept
+        return best, best_kept
 
     def _adopt(self, best: Resident | None, kept: int, own: Resident | None) -> Resident:
         """Bring the beginning into a cache that the caller may change."""
@@ -191,12 +209,14 @@ class CachePool:
         resident.num_users += 1
 
 
-def _usable_tokens(plan: Plan, entries: Entries, resident: Resident) -> int:
+def _usable_tokens(plan: Plan, entries: Entries, resident: Resident, *, allows_grafts: bool) -> int:
     """Return how many of a cache's first entries a prompt can begin with."""
     rules = plan.rules
     if not rules.text_prefix_ok:  # what comes later changes what came before
         return 0
     kept = min(resident.num_common(entries), len(entries) - 1)
+    if not allows_grafts:
+        kept = min(kept, resident.num_exact)
     start = 0
     for chunk in plan.chunks:
         end = start + chunk.num_tokens

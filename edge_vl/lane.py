@@ -24,7 +24,7 @@ class Lane:
     def __init__(self, name: str) -> None:
         """Start the thread."""
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # what is dropped meanwhile may submit its own end
         self._is_closed = False
         self._thread = threading.Thread(target=self._work, name=f"edge-vl-{name}", daemon=True)
         self._thread.start()

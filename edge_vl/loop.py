@@ -395,6 +395,7 @@ class Loop:
         self._pending.remove(run)
         self._active.append(run)
         self._accounts.open(run.account)
+        run.began_at_s = self._accounts.used_s(run.account)
         request.begin("queue")
         request.trace.leave_queue()
         plan, kept = run.plan, run.num_kept
@@ -416,9 +417,12 @@ class Loop:
 
     def _place(self, run: Run) -> None:
         job = run.job
-        resident, kept = self._with_idle_room(lambda: self._pool.take(job.plan, run.entries, job.resident))
+        allows_grafts = run.request.generation.reuse == "approximate"
+        resident, kept = self._with_idle_room(
+            lambda: self._pool.take(job.plan, run.entries, job.resident, allows_grafts=allows_grafts)
+        )
         donor = None
-        if run.request.generation.reuse == "approximate" and job.plan.rules.rollback == "any":
+        if allows_grafts and job.plan.rules.rollback == "any":
             donor = self._pool.donor(job.plan, run.entries, kept)
         run.place(resident, donor)
         run.num_kept = kept
@@ -629,15 +633,17 @@ class Loop:
         resident, donor = run.resident, run.donor
         assert resident is not None
         assert donor is not None
-        if not donor.has_cache:  # the conversation that it belongs to was closed
-            return False
         start = resident.num_tokens
+        stop = start + piece.num_tokens
+        if not np.array_equal(donor.entries[start:stop], run.entries[start:stop]):
+            return False  # whoever it belongs to has changed or closed it meanwhile
         cache = resident.cache
         assert isinstance(cache, Graftable)
         try:
-            cache.graft(donor.cache, start, start + piece.num_tokens)
+            cache.graft(donor.cache, start, stop)
         except ValueError:  # equal entries may stand at other positions there
             return False
+        resident.note_graft()
         run.note(piece.num_tokens)
         run.num_grafted += piece.num_tokens
         run.request.trace.add_reused("prefill", "graft", piece.num_tokens, run_name([piece]))
@@ -802,8 +808,10 @@ class Loop:
         """Charge device time of a request that is being prepared to its stream, and owe it to running answers."""
         run.device_s += duration_s
         self._accounts.charge(run.account, duration_s, run.request.generation.share)
-        if not is_beside and any(one.is_answering and one is not run for one in self._active):
-            share = self._limits.answer_share
+        answering = [one for one in self._active if one.is_answering and one is not run]
+        if answering and not is_beside:
+            wanted = max(one.request.generation.share for one in answering)
+            share = max(self._limits.answer_share, wanted / (wanted + run.request.generation.share))
             self._owed_s += duration_s * share / (1 - share)
 
 

@@ -33,8 +33,8 @@ class RunView:
         can_encode: a unit is missing that nobody encodes yet.
         can_prefill: its next pass has all it needs.
         num_missing: units whose embeds are not there yet.
-        has_begun: something was computed for it.
-        account_s: weighted device time that its stream has had.
+        account_s: weighted device time that its stream has had; while the prompt is not in, what it had had when this
+            request began, so that a request that has begun goes on before its equals.
         due_s: seconds until its deadline; None: it has none.
     """
 
@@ -44,7 +44,6 @@ class RunView:
     can_encode: bool = False
     can_prefill: bool = False
     num_missing: int = 0
-    has_begun: bool = False
     account_s: float = 0.0
     due_s: float | None = None
 
@@ -114,8 +113,8 @@ def next_step(state: State) -> Step:
     - A request in overlapped mode keeps the vision lane busy beside the language lane; in the other modes the lanes
       pass a baton: while one works, the other waits.
     - Running answers get their share of the device first: as long as they are owed time, they are served.
-    - Among requests whose prompt is not in yet, one that has begun goes on; then the stream that had least weighted
-      device time, then the nearest deadline, then the earliest.
+    - Among requests whose prompt is not in yet, the one goes on whose stream had had least weighted device time when it
+      began, then the one with the nearest deadline, then the earliest: start-time fair queueing.
     - A serial request encodes all units before it prefills; the others prefill what is ready first.
 
     The completeness gate is in `can_prefill` and `is_answering`: a request answers only when its whole plan is in.
@@ -174,9 +173,8 @@ def _is_ready(run: RunView) -> bool:
     return run.can_encode or _may_prefill(run)
 
 
-def _turn(run: RunView) -> tuple[bool, float, float, int]:
-    due_s = float("inf") if run.due_s is None else run.due_s
-    return (not run.has_begun and not run.is_answering, run.account_s, due_s, run.number)
+def _turn(run: RunView) -> tuple[float, float, int]:
+    return (run.account_s, float("inf") if run.due_s is None else run.due_s, run.number)
 
 
 def order_of(runs: Iterable[RunView]) -> list[int]:

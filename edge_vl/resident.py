@@ -20,6 +20,7 @@ class Resident:
     Attributes:
         is_owned: a conversation keeps it; nobody else changes it.
         is_pinned: it is a beginning that many prompts share; nobody changes it.
+        is_unsound: what is in it is not known for sure; it is dropped when nobody uses it any more.
         num_users: requests that use it now.
         last_use: larger is later.
     """
@@ -28,10 +29,12 @@ class Resident:
         """Start without a cache."""
         self.is_owned = is_owned
         self.is_pinned = False
+        self.is_unsound = False
         self.num_users = 0
         self.last_use = 0
         self._cache: KVCache | None = None
         self._language: LanguageModel | None = None
+        self._first_graft: int | None = None
         self._notes: Entries = np.empty((_FIRST_ROOM, 2), np.int64)
         self._num_tokens = 0
 
@@ -50,6 +53,11 @@ class Resident:
     def num_tokens(self) -> int:
         """Entries in the cache."""
         return self._num_tokens
+
+    @property
+    def num_exact(self) -> int:
+        """Entries before the first one that was grafted: those behind it are not what would have been computed."""
+        return self._num_tokens if self._first_graft is None else min(self._first_graft, self._num_tokens)
 
     @property
     def entries(self) -> Entries:
@@ -79,12 +87,16 @@ class Resident:
             raise
         self._take(other._language, fork)
         self.note(other.entries[:num_tokens])
+        if other.num_exact < num_tokens:
+            self._first_graft = other.num_exact
 
     def trim(self, num_tokens: int) -> None:
         """Forget all but the first entries."""
         if num_tokens < self._num_tokens:
             self.cache.trim(num_tokens)
             self._num_tokens = num_tokens
+            if self._first_graft is not None and num_tokens <= self._first_graft:
+                self._first_graft = None
 
     def note(self, entries: Entries) -> None:
         """Note that these entries are in the cache now, too."""
@@ -96,6 +108,11 @@ class Resident:
         self._notes[self._num_tokens : needed] = entries
         self._num_tokens = needed
 
+    def note_graft(self) -> None:
+        """Note that what is noted from here on was grafted, or computed behind something grafted."""
+        if self._first_graft is None:
+            self._first_graft = self._num_tokens
+
     def drop(self) -> None:
         """Give the cache back."""
         if self._cache is not None:
@@ -104,8 +121,9 @@ class Resident:
 
     def forget(self) -> None:
         """Let go of a cache that cannot be closed, because its model is lost."""
-        self._cache = self._language = None
+        self._cache = self._language = self._first_graft = None
         self._num_tokens = 0
 
     def _take(self, language: LanguageModel, cache: KVCache) -> None:
         self._cache, self._language, self._num_tokens = cache, language, 0
+        self._first_graft = None

@@ -53,6 +53,7 @@ class Run:
         job: what is to be done.
         number: order of arrival.
         account: name of the stream whose device time it uses.
+        began_at_s: weighted device time that the stream had had when this request began.
         entries: of its prompt and of what was answered.
         mode: how the lanes take turns for it.
         is_probe: that mode is tried to learn what it costs.
@@ -74,6 +75,7 @@ class Run:
         self.job = job
         self.number = number
         self.account = job.request.generation.stream or f"#{number}"
+        self.began_at_s = 0.0
         self.entries: Entries = entries_of(job.plan.chunks)
         self.mode: Mode = "serial"
         self.is_probe = False
@@ -231,8 +233,7 @@ class Run:
             can_encode=any(chunk.unit.key not in encoding_keys for chunk in self.missing),
             can_prefill=not is_answering and self.can_prefill(),
             num_missing=len(self.missing),
-            has_begun=self.device_s > 0,
-            account_s=account_s,
+            account_s=account_s if is_answering else self.began_at_s,
             due_s=self.request.remaining_s,
         )
 

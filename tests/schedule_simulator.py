@@ -30,6 +30,7 @@ class SimRun:
     num_prefilled: int = 0
     num_said: int = 0
     device_s: float = 0.0
+    began_at_s: float = 0.0
     first_token_s: float | None = None
     ended_s: float | None = None
 
@@ -54,8 +55,7 @@ class SimRun:
             can_encode=missing > num_encoding,
             can_prefill=not self.is_answering and self.can_prefill,
             num_missing=missing,
-            has_begun=self.device_s > 0,
-            account_s=account_s,
+            account_s=account_s if self.is_answering else self.began_at_s,
         )
 
 
@@ -92,6 +92,7 @@ class Simulator:
             if run.number not in self._opened:
                 self._opened.add(run.number)
                 self.accounts.open(run.account)
+                run.began_at_s = self.accounts.used_s(run.account)
         encoding = self._encoding
         if encoding is not None and len(self.active) > 1 and encoding.mode != "overlapped":
             del self._unit_ends_s[1:]  # after the unit that runs it is decided anew
@@ -160,8 +161,11 @@ class Simulator:
     def _charge(self, run: SimRun, duration_s: float, *, is_beside: bool) -> None:
         run.device_s += duration_s
         self.accounts.charge(run.account, duration_s, run.share)
-        if not is_beside and any(one.is_answering and one is not run for one in self.active):
-            self.owed_s += duration_s * ANSWER_SHARE / (1 - ANSWER_SHARE)
+        answering = [one for one in self.active if one.is_answering and one is not run]
+        if answering and not is_beside:
+            wanted = max(one.share for one in answering)
+            share = max(ANSWER_SHARE, wanted / (wanted + run.share))
+            self.owed_s += duration_s * share / (1 - share)
 
     def decoded_s(self, number: int, begin_s: float, end_s: float) -> float:
         """Return how long tokens of a request were decoded in an interval."""

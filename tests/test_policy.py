@@ -50,7 +50,6 @@ def states(draw: st.DrawFn) -> State:
                 can_encode=num_missing > num_encoding,
                 can_prefill=not is_answering and (not num_missing or draw(st.booleans())),
                 num_missing=num_missing,
-                has_begun=draw(st.booleans()),
                 account_s=draw(st.sampled_from([0.0, 1.0, 2.5])),
                 due_s=draw(st.sampled_from([None, -1.0, 0.5, 3.0])),
             )
@@ -129,16 +128,16 @@ def test_answers_that_are_owed_time_come_before_new_requests(state: State) -> No
         assert isinstance(step, Decode)
 
 
-def test_who_has_begun_goes_on_then_least_time_then_deadline_then_arrival() -> None:
+def test_least_time_goes_first_then_the_nearest_deadline_then_arrival() -> None:
     runs = [
         RunView(1, account_s=2.0),
         RunView(2, account_s=1.0),
         RunView(3, account_s=1.0, due_s=9.0),
         RunView(4, account_s=1.0, due_s=2.0),
-        RunView(5, account_s=3.0, has_begun=True),
+        RunView(5, account_s=3.0),
         RunView(6, account_s=2.0),
     ]
-    assert order_of(runs) == [5, 4, 3, 2, 1, 6]
+    assert order_of(runs) == [4, 3, 2, 1, 6, 5]
 
 
 @pytest.mark.parametrize(
