@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import os
 import tempfile
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from edge_vl.chunk_policy import ChunkCost
-from edge_vl.costs import Costs, UnitCost
+from edge_vl.costs import LEAST_S, Costs, UnitCost
 
 if TYPE_CHECKING:
     from edge_vl.engine import LanguageSpec, VisionSpec
@@ -30,6 +29,8 @@ _FORMAT = 1
 _MAX_FILES = 64
 _MAX_BYTES = 1 << 20
 _MAX_TEXT = 200
+_MOST_KEPT_S = 10_000.0  # nothing that takes longer is worth a prediction
+_MOST_NUMBER = 1e12
 
 Row = TypeVar("Row", UnitCost, ChunkCost)
 
@@ -141,12 +142,12 @@ class CostStore:
         if not costs.chunk_table:
             kept = self.load(key)
             costs = costs if kept is None else replace(costs, chunk_table=kept.chunk_table)
-        text = json.dumps({"format": _FORMAT, "key": asdict(key), "costs": asdict(costs)}, allow_nan=False)
         try:
+            text = json.dumps({"format": _FORMAT, "key": asdict(key), "costs": asdict(costs)}, allow_nan=False)
             self.folder.mkdir(parents=True, exist_ok=True)
             _write(self.folder / key.file_name, text)
             self._drop_oldest()
-        except OSError as error:
+        except (OSError, ValueError) as error:
             _log.warning("what was learned about costs cannot be kept in %s: %s", self.folder, error)
             return False
         return True
@@ -192,6 +193,8 @@ def _costs_from(content: Mapping[str, Any], key: CostKey) -> Costs:
     _check_numbers(numbers)
     if numbers["max_relative_error"] is None:
         raise ValueError("max_relative_error is missing")
+    if numbers["prefill_base_s"] == 0 and numbers["prefill_token_s"] == 0:
+        raise ValueError("a prefill pass without cost")
     return Costs(
         units={str(shape): _row(UnitCost, unit) for shape, unit in costs["units"].items()},
         chunk_table=tuple(_row(ChunkCost, row) for row in costs["chunk_table"]),
@@ -211,14 +214,18 @@ def _row(kind: type[Row], numbers: Mapping[str, Any]) -> Row:
 
 
 def _check_numbers(numbers: Mapping[str, Any]) -> None:
-    """Refuse what is neither None nor a finite number from 0 up.
+    """Refuse what is neither None nor a number that can have been measured.
 
     Raises:
         ValueError: it says which.
     """
     for name, number in numbers.items():
+        if number is None:
+            continue
         is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
-        if number is not None and not (is_number and 0 <= number < math.inf):
+        least, most = (LEAST_S, _MOST_KEPT_S) if name.endswith("_s") else (0, _MOST_NUMBER)
+        is_part = name in ("prefill_base_s", "prefill_token_s") and number == 0
+        if not is_number or not (is_part or least <= number <= most):
             raise ValueError(f"{name} is {number!r:.40}")
 
 

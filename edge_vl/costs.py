@@ -14,13 +14,13 @@ from edge_vl.chunk_policy import ChunkCost
 if TYPE_CHECKING:
     from edge_vl.plan import ImageChunk
 
-__all__ = ["UNKNOWN_RELATIVE_ERROR", "CostBook", "Costs", "UnitCost", "unit_shape"]
+__all__ = ["LEAST_S", "UNKNOWN_RELATIVE_ERROR", "CostBook", "Costs", "UnitCost", "unit_shape"]
 
 UNKNOWN_RELATIVE_ERROR = 0.5
 """How wrong a prediction may be, as long as too few were compared with what happened."""
 
 _MAX_SHAPES = 64
-_LEAST_S = 1e-9
+LEAST_S = 1e-9
 _MOST_S = 1e6
 _MIN_ERRORS = 8
 _NUM_ERRORS = 64
@@ -156,7 +156,7 @@ class CostBook:
             duration_s: what it took.
             is_corun: the language lane worked meanwhile.
         """
-        if not _LEAST_S <= duration_s <= _MOST_S:
+        if not LEAST_S <= duration_s <= _MOST_S:
             return
         with self._lock:
             unit = self._unit(shape)
@@ -178,7 +178,7 @@ class CostBook:
             shape: of the image unit in it; None: there was none.
             is_corun: the vision lane worked meanwhile.
         """
-        if not _LEAST_S <= duration_s <= _MOST_S or num_tokens < 1:
+        if not LEAST_S <= duration_s <= _MOST_S or num_tokens < 1:
             return
         with self._lock:
             if shape is not None:
@@ -196,7 +196,7 @@ class CostBook:
 
     def note_decode(self, duration_s: float) -> None:
         """Note that one token was decoded."""
-        if not _LEAST_S <= duration_s <= _MOST_S:
+        if not LEAST_S <= duration_s <= _MOST_S:
             return
         with self._lock:
             self._note_error(self._decode.value, duration_s)

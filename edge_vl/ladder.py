@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from edge_vl.costs import Costs, UnitCost
 
-__all__ = ["Rung", "RungChoice", "pick_rung"]
+__all__ = ["Rung", "RungChoice", "margin_of", "pick_rung"]
 
 _MAX_MARGIN = 0.4  # costs of single units scatter more than their sum does
 
@@ -72,7 +72,7 @@ def pick_rung(
     best = rungs[0]
     if remaining_s is None:
         return RungChoice(best, "there is no deadline")
-    margin = min(costs.max_relative_error, _MAX_MARGIN)
+    margin = margin_of(costs)
     predicted_s = whole_s = 0.0
     for rung in rungs:
         cost_s = _request_s(rung, rungs, costs, text_tokens, answer_tokens)
@@ -85,6 +85,11 @@ def pick_rung(
             return RungChoice(rung, _reason(rung, best, predicted_s, whole_s, remaining_s), predicted_s)
     last = rungs[-1]
     return RungChoice(last, _reason(last, best, predicted_s, whole_s, remaining_s), predicted_s, is_in_time=False)
+
+
+def margin_of(costs: Costs) -> float:
+    """Return the share by which a request may take longer than predicted."""
+    return min(costs.max_relative_error, _MAX_MARGIN)
 
 
 def _reason(rung: Rung, best: Rung, predicted_s: float, whole_s: float, remaining_s: float) -> str:

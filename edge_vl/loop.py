@@ -730,7 +730,7 @@ class Loop:
         reused = {
             "kv_tokens": run.num_kept,
             "image_units": len(run.plan.images) - run.num_encoded,
-            "similar_units": run.request.num_similar,
+            "similar_units": min(run.request.num_similar, len(run.plan.images) - run.num_encoded),
             "grafted_tokens": run.num_grafted,
         }
         return Answer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from edge_vl.asking import picture_list
@@ -12,7 +13,7 @@ from edge_vl.errors import ImageError, RequestError
 from edge_vl.families import Family
 from edge_vl.frame import Frame
 from edge_vl.grid_cache import GridCache
-from edge_vl.ladder import Rung, pick_rung
+from edge_vl.ladder import Rung, RungChoice, margin_of, pick_rung
 from edge_vl.message import Message
 from edge_vl.option_checks import require_text
 from edge_vl.pictures import Picture, load_picture
@@ -70,6 +71,9 @@ class Preparation:
             request.begin("picture")
             with request.trace.span("picture", detail=f"picture {index + 1}"):
                 frame = load_picture(picture, bgr=bgr, index=index)
+            if not isinstance(frame.captured_s, float | int) or not math.isfinite(frame.captured_s):
+                found = f"captured_s is {frame.captured_s!r:.40}"
+                raise ImageError(f"picture {index + 1}: {found}, not seconds on the monotonic clock", index=index)
             request.note_captured(frame.captured_s)
             request.begin("tile")
             with request.trace.span("tile", detail=f"picture {index + 1}, {frame.width}x{frame.height}"):
@@ -82,22 +86,46 @@ class Preparation:
         self, request: Request, frame: Frame, index: int, question: str, before_s: float
     ) -> tuple[ImageGrid, float]:
         """Cut a picture, into fewer units if the deadline would not hold otherwise; return the predicted time, too."""
-        grid = self._as_before(request, self._grids.cut(frame, None, self._family.tile), index)
-        generation = request.generation
-        remaining_s = request.remaining_s
-        if remaining_s is None or not generation.degrade:
-            return grid, 0.0
+        whole = self._grids.cut(frame, None, self._family.tile)
+        grid, num_similar = self._as_before(request, whole, index, None)
+        cost_s = 0.0
+        if request.remaining_s is not None and request.generation.degrade:
+            choice, cost_s = self._choice(request, frame, grid, question, before_s)
+            if choice is not None:
+                request.degraded += (f"picture {index + 1}: {choice.reason}",)
+                longest_edge = choice.rung.longest_edge
+                smaller = self._grids.cut(frame, longest_edge, self._family.tile)
+                grid, num_similar = self._as_before(request, smaller, index, longest_edge)
+        request.num_similar += num_similar
+        return grid, cost_s
+
+    def _choice(
+        self, request: Request, frame: Frame, grid: ImageGrid, question: str, before_s: float
+    ) -> tuple[RungChoice | None, float]:
+        """Choose a smaller setting for a picture where the whole would come too late.
+
+        Args:
+            request: has a deadline.
+            frame: the picture.
+            grid: of its best setting.
+            question: about it.
+            before_s: predicted time for the pictures before it.
+
+        Returns:
+            The choice, None for the best setting, and what it adds to the request.
+        """
         costs = self._scheduler.book.snapshot()
         usual = costs.answer_tokens
-        answer_tokens = None if usual is None else min(usual, float(generation.max_tokens))
+        answer_tokens = None if usual is None else min(usual, float(request.generation.max_tokens))
         text_tokens = len(self._tokenizer.encode_text(question)) + _MARKUP_TOKENS
         rungs = self._family.rungs(frame)
         best, others_s = rungs[0], before_s + self._scheduler.backlog_s()
+        remaining_s = request.remaining_s or 0.0
         num_missing = self._scheduler.num_missing(grid.units)
         if num_missing < len(grid.units):  # some are there already, so it costs less than it looks
             cost_s = costs.request_s(best.shape, num_missing, text_tokens + best.num_image_tokens, answer_tokens)
-            if cost_s is None or (others_s + cost_s) * (1 + costs.max_relative_error) <= remaining_s:
-                return grid, _picture_s(costs, best, num_missing)
+            if cost_s is None or (others_s + cost_s) * (1 + margin_of(costs)) <= remaining_s:
+                return None, _picture_s(costs, best, num_missing)
         choice = pick_rung(
             rungs,
             costs,
@@ -106,20 +134,18 @@ class Preparation:
             remaining_s=remaining_s,
             queue_s=others_s,
         )
-        rung = choice.rung
-        if rung is best:
-            return grid, _picture_s(costs, best, num_missing)
-        request.degraded += (f"picture {index + 1}: {choice.reason}",)
-        grid = self._as_before(request, self._grids.cut(frame, rung.longest_edge, self._family.tile), index)
-        return grid, _picture_s(costs, rung, rung.num_units)
+        if choice.rung is best:
+            return None, _picture_s(costs, best, num_missing)
+        return choice, _picture_s(costs, choice.rung, choice.rung.num_units)
 
-    def _as_before(self, request: Request, grid: ImageGrid, index: int) -> ImageGrid:
-        """Let units that look like those encoded last be those, where the caller allows it."""
+    def _as_before(
+        self, request: Request, grid: ImageGrid, index: int, longest_edge: int | None
+    ) -> tuple[ImageGrid, int]:
+        """Let units that look like those encoded last be those, where the caller allows it; return how many did."""
         generation = request.generation
         if generation.reuse == "exact":
-            return grid
-        grid, request.num_similar = self._tiles.of(generation.stream, index).replace(grid)
-        return grid
+            return grid, 0
+        return self._tiles.of(generation.stream, index, longest_edge).replace(grid)
 
 
 def _picture_s(costs: Costs, rung: Rung, num_units: int) -> float:

@@ -99,7 +99,7 @@ class Generation:
         require_whole_number(self.early_tokens, "early_tokens", 0)
         if self.early_tokens > MAX_EARLY_TOKENS:
             raise RequestError(f"early_tokens is at most {MAX_EARLY_TOKENS}", field="early_tokens")
-        if self.reuse not in get_args(Reuse):
+        if not isinstance(self.reuse, str) or self.reuse not in get_args(Reuse):
             raise RequestError(f"reuse is {', '.join(get_args(Reuse))}, not {self.reuse!r:.60}", field="reuse")
         if not isinstance(self.stream, str) or len(self.stream) > MAX_NAME_CHARS:
             raise RequestError(f"stream is a name of at most {MAX_NAME_CHARS} characters", field="stream")
@@ -207,7 +207,7 @@ class Request:
         """Ask the caller's flag; if that fails, it is the caller's error and no engine's."""
         try:
             return bool(flag.is_set())
-        except Exception as error:
+        except BaseException as error:  # whatever a caller's flag raises must not end what others asked for
             self.settle(RequestError(f"cancel.is_set() failed: {error!r}", field="cancel"))
             return False
 

@@ -107,6 +107,7 @@ class Runtime:
         self._conversations: weakref.WeakSet[Conversation] = weakref.WeakSet()
         self._watches: weakref.WeakSet[Watch] = weakref.WeakSet()
         self._is_closed = False
+        self._ended = threading.Event()
         self._process_id = os.getpid()
         # A lane that is still in native code while Python shuts down takes the process with it.
         self._at_exit = partial(_close_at_exit, weakref.ref(self))
@@ -351,7 +352,8 @@ class Runtime:
             timeout_s: seconds to wait for a unit of work that is still running, per lane; None waits for its end.
         """
         self._end_lanes()
-        self._scheduler.wait(timeout_s)
+        if self._ended.wait(timeout_s):  # another thread may be closing it
+            self._scheduler.wait(timeout_s)
 
     def _end_lanes(self) -> None:
         with self._lock:
@@ -359,6 +361,12 @@ class Runtime:
             running = list(self._running)
         if was_closed:
             return
+        try:
+            self._end_all(running)
+        finally:
+            self._ended.set()
+
+    def _end_all(self, running: Sequence[Request]) -> None:
         atexit.unregister(self._at_exit)
         for watch in list(self._watches):
             watch.close(timeout_s=0)

@@ -20,15 +20,15 @@ class TileMemory:
     def __init__(self) -> None:
         """Begin with no stream."""
         self._lock = threading.Lock()
-        self._streams: OrderedDict[tuple[str, int], SimilarTiles] = OrderedDict()
+        self._streams: OrderedDict[tuple[str, int, int | None], SimilarTiles] = OrderedDict()
 
-    def of(self, stream: str, index: int) -> SimilarTiles:
-        """Return the memory of one picture of a stream's requests; the stream not seen for longest is forgotten."""
+    def of(self, stream: str, index: int, longest_edge: int | None) -> SimilarTiles:
+        """Return the memory of one picture of a stream's requests, cut in one way; the oldest one goes."""
         from edge_vl.similar_tiles import SimilarSettings, SimilarTiles  # late: few ask for it
 
         with self._lock:
-            found = self._streams.pop((stream, index), None) or SimilarTiles(SimilarSettings())
-            self._streams[stream, index] = found
+            found = self._streams.pop((stream, index, longest_edge), None) or SimilarTiles(SimilarSettings())
+            self._streams[stream, index, longest_edge] = found
             if len(self._streams) > _MAX_STREAMS:
                 self._streams.popitem(last=False)
             return found

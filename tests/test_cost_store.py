@@ -55,6 +55,13 @@ def test_costs_of_anything_else_are_other_costs(tmp_path: Path, name: str) -> No
     assert store.load(replace(KEY, model_bytes=7)) is None
 
 
+def test_a_prefill_without_any_cost_counts_as_none(tmp_path: Path) -> None:
+    store = CostStore(tmp_path)
+    store.save(KEY, replace(COSTS, prefill_base_s=0.0, prefill_token_s=0.0))
+
+    assert store.load(KEY) is None
+
+
 def test_costs_without_a_chunk_table_leave_the_one_that_was_kept(tmp_path: Path) -> None:
     store = CostStore(tmp_path)
     store.save(KEY, COSTS)
@@ -86,6 +93,12 @@ def test_a_damaged_file_counts_as_none_and_is_replaced(tmp_path: Path, damage: b
 
 
 WRONG = [
+    (("costs", "decode_s"), 0),
+    (("costs", "decode_s"), 10**400),
+    (("costs", "decode_s"), 1e308),
+    (("costs", "answer_tokens"), 1e308),
+    (("costs", "prefill_token_s"), 1e-300),
+    (("costs", "prefill_base_s"), 10**400),
     (("format",), 2),
     (("key", "model"), "other"),
     (("costs", "decode_s"), "fast"),

@@ -28,6 +28,9 @@ from edge_vl import (
     Runtime,
 )
 from edge_vl.asking import AskOptions
+from edge_vl.costs import Costs, UnitCost
+from edge_vl.frame import Frame
+from edge_vl.scheduler_limits import SchedulerLimits
 from edge_vl.testing import FakeEngine, FakeFault, FakeLatencies
 from tests.conftest import OpenFake
 
@@ -537,3 +540,72 @@ next(stream)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (3 if ending else 0, b"")
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError("odd")])
+def test_a_flag_that_fails_ends_its_own_request_only(open_fake: OpenFake, error: BaseException) -> None:
+    class Flag:
+        num_looks = 0
+
+        def is_set(self) -> bool:
+            self.num_looks += 1
+            if self.num_looks > 8:
+                raise error
+            return False
+
+    runtime, _ = open_fake(script="yes" * 20, latencies=FakeLatencies(decode_s=0.002))
+    others = [runtime.stream(picture(seed), "Is it?") for seed in range(3)]
+    with pytest.raises(RequestError, match=r"is_set\(\) failed"):
+        runtime.ask(picture(9), "Really?", cancel=Flag())
+    assert [stream.answer.text for stream in others] == ["yes" * 20] * 3
+
+
+def test_a_runtime_may_be_closed_from_several_threads(open_fake: OpenFake) -> None:
+    for _ in range(10):
+        runtime, engine = open_fake(script="yes")
+        runtime.ask(picture(1), "Is it?")
+        errors: list[BaseException] = []
+
+        def close(runtime: Runtime = runtime, errors: list[BaseException] = errors) -> None:
+            try:
+                runtime.close()
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=close) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert errors == []
+        assert engine.num_open == 0
+
+
+@pytest.mark.parametrize("captured_s", [float("nan"), float("inf"), None, "now"])
+def test_a_frame_without_a_moment_is_refused(open_fake: OpenFake, captured_s: Any) -> None:
+    runtime, _ = open_fake(script="yes")
+    with pytest.raises(ImageError, match="captured_s"):
+        runtime.ask(Frame(picture(1), captured_s, 0.0), "Is it?", max_frame_age_s=1.0)
+
+
+def test_tiles_are_remembered_although_a_deadline_makes_them_fewer(open_fake: OpenFake) -> None:
+    runtime, _ = open_fake(script="yes", limits=SchedulerLimits(max_idle_caches=0))
+    unit = UnitCost(encode_s=10.0, prefill_s=0.1, num_encodes=5, num_prefills=5)
+    runtime._scheduler.book.load(Costs({"16x16/4": unit}, 0.0, 0.001, 0.001, 3.0, 0.1))
+    still = np.full((64, 64, 3), 90, np.uint8)
+    noise = np.random.default_rng(1)
+    answers = [
+        runtime.ask(
+            np.clip(still + noise.integers(-1, 2, still.shape), 0, 255).astype(np.uint8),
+            "Is it?",
+            deadline_s=30,
+            reuse="perceptual",
+            stream="camera",
+        )
+        for _ in range(4)
+    ]
+    assert answers[0].degraded
+    assert [answer.reused["similar_units"] for answer in answers[1:]] == [
+        answer.reused["image_units"] for answer in answers[1:]
+    ]
+    assert all(answer.reused["similar_units"] > 0 for answer in answers[1:])

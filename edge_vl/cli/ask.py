@@ -56,7 +56,7 @@ def ask(
         *names, question = words
         _check_words(names, question, has_vision=find_model(model).has_vision)
         files = TraceFiles(trace, waterfall)
-        files.check()
+        files.check([name for name in names if _is_file(name)])
         pictures = [read_picture(name) for name in names]
 
         from edge_vl.runtime import Runtime

@@ -30,11 +30,14 @@ class TraceFiles:
     trace: Path | None = None
     waterfall: Path | None = None
 
-    def check(self) -> None:
+    def check(self, pictures: Sequence[str]) -> None:
         """Find out whether both can be written, before anything costly is done; changes no file.
 
+        Args:
+            pictures: names of files that must not be written over.
+
         Raises:
-            RequestError: one of them cannot, or both are the same file.
+            RequestError: one of them cannot, is a picture, or both are the same file.
         """
         for option, path in (("--trace", self.trace), ("--waterfall", self.waterfall)):
             if path is None:
@@ -45,6 +48,9 @@ class TraceFiles:
                 raise RequestError(
                     f"{option} {path} cannot be written: {error.strerror or error}", field=option.strip("-")
                 ) from None
+        for option, path in (("--trace", self.trace), ("--waterfall", self.waterfall)):
+            if path and path.exists() and any(_is_same(path, Path(name)) for name in pictures if name != "-"):
+                raise RequestError(f"{option} {path} is the picture asked about", field=option.strip("-"))
         if self.trace and self.waterfall and _is_file_to_be(self.trace) and _is_same(self.trace, self.waterfall):
             raise RequestError("--trace and --waterfall name the same file", field="waterfall")
 
@@ -117,7 +123,10 @@ def _part_of(target: Path) -> Path:
 
 def _write(path: Path, text: str) -> None:
     if not _is_file_to_be(path):
-        path.write_text(text, encoding="utf-8")
+        number = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # a pipe that nobody reads is an error, not a wait
+        os.set_blocking(number, True)
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            file.write(text)
         return
     target = Path(os.path.realpath(path))  # through a link, not over it
     part = _part_of(target)

@@ -286,8 +286,8 @@ class LlamaKVCache:
         """Give the memory back. May be called twice."""
         if self._is_open:
             self._is_open = False
-            self._finalizer.detach()
-            self._sequences.give_back(self.sequence)
+            if self._finalizer.detach() is not None:  # or the collector came first, and the number is lost already
+                self._sequences.give_back(self.sequence)
             self._spans, self._num_tokens, self._next_position = [], 0, 0
 
     def _spans_between(self, start: int, stop: int) -> list[_Span]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from pathlib import Path
 from xml.etree import ElementTree
@@ -125,3 +126,19 @@ def test_a_full_disk_is_told_behind_the_answer(cli: RunCli, png: Path) -> None:
     assert (done.code, done.out) == (70, "a red square\n")
     assert "the trace cannot be written" in done.err
     assert "defect" not in done.err
+
+
+def test_the_picture_asked_about_is_not_written_over(cli: RunCli, png: Path) -> None:
+    before = png.read_bytes()
+    done = cli("ask", str(png), QUESTION, "--waterfall", str(png))
+    assert done.code == 2
+    assert "is the picture asked about" in done.err
+    assert png.read_bytes() == before
+
+
+def test_a_pipe_that_nobody_reads_is_told(cli: RunCli, png: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    done = cli("ask", str(png), QUESTION, "--trace", str(pipe))
+    assert done.out == "a red square\n"
+    assert "the trace cannot be written" in done.err

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
+from edge_vl import Runtime
 from edge_vl.engine import ImageEmbeds, LaneOptions, LanguageModel
 from edge_vl.errors import ModelError
 from edge_vl.models import find_model
@@ -155,3 +158,18 @@ def test_a_program_ends_quietly_whatever_it_has_closed(tmp_path: Path, ending: s
     program = PROGRAM.format(model=str(tmp_path) if bare else "bundled", ending=ending)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+
+
+def test_a_conversation_that_the_collector_finds_in_a_cycle_gives_its_sequence_back_once() -> None:
+    with Runtime.open(vision_engine="llama_cpp", language_engine="llama_cpp", threads=1) as runtime:
+        for _ in range(3):
+            conversation: Any = runtime.conversation()
+            conversation.ask("What is at the top left?", max_tokens=2)
+            conversation.itself = conversation
+            del conversation
+            gc.collect()
+            one, other = runtime.conversation(), runtime.conversation()
+            one.ask("What is at the top left?", max_tokens=2)
+            other.ask("How many objects are there?", max_tokens=2)
+            caches: list[Any] = [talk.resident.cache for talk in (one, other)]
+            assert caches[0].sequence != caches[1].sequence
