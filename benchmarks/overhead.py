@@ -1,8 +1,8 @@
 """What the ONNX Runtime engine and the whole runtime add to a bare onnxruntime loop, per token and per request.
 
 All three answer the same kind of request in turns, with one thread; medians are compared. The scheduler's own cost (two
-lanes, policy, caches, trace, cancelling, text) is the time until the first token that no call of an engine took,
-without the reading and cutting of the picture, which the bare loop is spared; likewise per token.
+lanes, policy, caches, trace, cancelling, text) is the time until the first token that no call of an engine took, in
+serial mode and without the reading and cutting of the picture, which the bare loop is spared; likewise per token.
 """
 
 from __future__ import annotations
@@ -314,7 +314,7 @@ def run(quick: bool) -> Result:
 
 
 def _open_runtime(script: Script) -> Runtime:
-    return Runtime.open(vision_engine=Recorder(script), language_engine=Recorder(script), threads=1)
+    return Runtime.open(vision_engine=Recorder(script), language_engine=Recorder(script), threads=1, mode="serial")
 
 
 def _ask_engine(script: Script, vision: VisionEncoder, language: LanguageModel) -> Times:

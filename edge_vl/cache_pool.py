@@ -169,6 +169,8 @@ class CachePool:
         best_rank = (0, False)
         best_kept = 0
         for resident in self._usable():
+            if not resident.num_tokens or resident.entries[0, 1] != entries[0, 1]:  # most differ at once
+                continue
             kept = _usable_tokens(plan, entries, resident, allows_grafts=allows_grafts)
             if kept:
                 is_cheap = resident is own or resident.is_pinned

@@ -28,7 +28,7 @@ def entries_of(chunks: Iterable[Chunk]) -> Entries:
 def num_common(one: Entries, other: Entries) -> int:
     """Return the length of the longest common beginning."""
     count = min(len(one), len(other))
-    differs = (one[:count] != other[:count]).any(axis=1)
+    differs = (one[:count, 0] != other[:count, 0]) | (one[:count, 1] != other[:count, 1])
     place = int(differs.argmax()) if count else 0
     return place if count and differs[place] else count
 

@@ -67,6 +67,11 @@ class Lane:
                 raise RuntimeError("the lane is closed")
             self._jobs.put(job)
 
+    @property
+    def has_jobs(self) -> bool:
+        """Whether something is queued behind the job that runs."""
+        return not self._jobs.empty()
+
     def finish(self) -> None:
         """Take no more jobs; the thread ends after those that are queued. From any thread."""
         with self._lock:

@@ -199,7 +199,9 @@ class Loop:
         if self.is_abandoned:
             return
         try:
-            did_something = self._turn()
+            while did_something := self._turn():
+                if self._lane.has_jobs or self.is_abandoned:
+                    break
         except BaseException as error:  # a defect of ours; nobody must wait for ever
             for run in [*self._active, *self._pending]:
                 self._fail(run, error)

@@ -158,6 +158,8 @@ class Request:
     def limit_s(self) -> float | None:
         """Moment on the monotonic clock at which the answer is too late; None: never."""
         generation = self.generation
+        if generation.deadline_s is None and generation.max_frame_age_s is None:
+            return None
         limits = []
         if generation.deadline_s is not None:
             limits.append(self.trace.started_s + float(generation.deadline_s))

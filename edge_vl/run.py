@@ -34,6 +34,7 @@ class Job:
     Attributes:
         request: who asks.
         plan: what its prompt is.
+        entries: what the prompt's entries are.
         resident: the cache of the conversation that asks; None: any.
         on_answer: called with the answer before anybody else sees it, and only if it becomes the outcome.
         on_end: called once, before the outcome is seen, whatever it is.
@@ -41,6 +42,7 @@ class Job:
 
     request: Request
     plan: Plan
+    entries: Entries
     resident: Resident | None
     on_answer: Callable[[Answer], None]
     on_end: Callable[[], None]
@@ -76,7 +78,7 @@ class Run:
         self.number = number
         self.account = job.request.generation.stream or f"#{number}"
         self.began_at_s = 0.0
-        self.entries: Entries = entries_of(job.plan.chunks)
+        self.entries: Entries = job.entries
         self.mode: Mode = "serial"
         self.is_probe = False
         self.resident: Resident | None = None
@@ -92,6 +94,7 @@ class Run:
         self.num_grafted = 0
         self.max_text_tokens = MAX_PREFILL_TOKENS
         self.num_early = 0
+        self._whole_pass: tuple[list[Piece], tuple[list[Piece], list[Piece]]] = ([], ([], []))
         self.done_s = 0.0
 
     @property
@@ -178,9 +181,14 @@ class Run:
         Args:
             slice_tokens: most tokens while an answer of somebody else runs; None: as long as it may be.
         """
+        if slice_tokens is None and self._whole_pass[0] is self.rest:
+            return self._whole_pass[1]
         most = self.max_text_tokens if slice_tokens is None else min(slice_tokens, self.max_text_tokens)
         may_cut = slice_tokens is not None and may_cut_image(self.plan) and not self._has_blocks()
-        return next_pass(self.rest, max_text_tokens=most, max_image_tokens=slice_tokens if may_cut else None)
+        found = next_pass(self.rest, max_text_tokens=most, max_image_tokens=slice_tokens if may_cut else None)
+        if slice_tokens is None:
+            self._whole_pass = self.rest, found
+        return found
 
     def _has_blocks(self) -> bool:
         """Say whether embeds came with positions of their own, or must go in together."""
@@ -190,7 +198,7 @@ class Run:
         """Say whether the next pass has all it needs."""
         if self.resident is None or not self.rest:
             return False
-        if self.missing and not self.may_split:
+        if self.missing and (self.mode == "serial" or not self.may_split):
             return False
         pieces, _ = self.next_pass(None)
         return all(
@@ -266,6 +274,12 @@ def unit_name(chunk: ImageChunk) -> str:
 
 def run_name(pieces: Sequence[Piece]) -> str:
     """Name a pass for the trace."""
-    num_image = sum(piece.num_tokens for piece in pieces if isinstance(piece.chunk, ImageChunk))
-    num_text = sum(piece.num_tokens for piece in pieces) - num_image
-    return " + ".join(f"{count} {kind}" for count, kind in ((num_text, "text"), (num_image, "image")) if count)
+    num_text = num_image = 0
+    for piece in pieces:
+        if isinstance(piece.chunk, ImageChunk):
+            num_image += piece.num_tokens
+        else:
+            num_text += piece.num_tokens
+    if not num_image:
+        return f"{num_text} text"
+    return f"{num_text} text + {num_image} image" if num_text else f"{num_image} image"

@@ -21,6 +21,7 @@ from edge_vl.co_scheduler import CoScheduler
 from edge_vl.cost_store import CostKey, CostStore
 from edge_vl.costs import CostBook
 from edge_vl.engine import Engine, LanguageSpec, VisionSpec
+from edge_vl.entries import Entries, entries_of
 from edge_vl.errors import ContextLengthError, EdgeVLError, QueueFull, RequestError
 from edge_vl.families import Family, family_of
 from edge_vl.lanes import Lanes
@@ -440,17 +441,14 @@ class Runtime:
         self._admit(request)
         is_queued = False
         try:
-            plan = self._plan(request, messages())
+            plan, entries = self._plan(request, messages())
+            job = Job(request, plan, entries, resident, on_answer, partial(self._leave, request))
             request.begin("queue")
             request.trace.enter_queue()
-
-            def end() -> None:
-                self._leave(request)
-
             with self._lock:
                 if self._is_closed:
                     raise EdgeVLError("the runtime is closed")
-                self._scheduler.submit(Job(request, plan, resident, on_answer, end))
+                self._scheduler.submit(job)
             is_queued = True
         except Settled:
             pass
@@ -462,15 +460,16 @@ class Runtime:
         """Run a job behind everything that the language lane has to do; at once when the lane is closed."""
         self._scheduler.on_language_lane(job)
 
-    def _plan(self, request: Request, messages: Sequence[Message]) -> Plan:
+    def _plan(self, request: Request, messages: Sequence[Message]) -> tuple[Plan, Entries]:
         language = self._lanes.language
         request.begin("layout")
         with request.trace.span("layout"):
             plan = self._family.layout(messages, language.tokenizer)
             check_plan(plan, file=str(self._model.path))
+            entries = entries_of(plan.chunks)
         if plan.num_tokens >= language.spec.context_length:
             raise ContextLengthError(plan.num_tokens, language.spec.context_length)
-        return plan
+        return plan, entries
 
     def _admit(self, request: Request) -> None:
         if os.getpid() != self._process_id:

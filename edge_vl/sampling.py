@@ -56,7 +56,7 @@ class Sampler:
     def __init__(self, sampling: Sampling) -> None:
         """Start with an empty answer."""
         self._sampling = sampling
-        self._random = np.random.Generator(np.random.PCG64(sampling.seed))
+        self._random: np.random.Generator | None = None  # takes a tenth of a millisecond, and most need none
         self._seen: set[int] = set()
 
     def choose(self, logits: NDArray[np.float32]) -> int:
@@ -100,6 +100,8 @@ class Sampler:
             ids = np.flatnonzero(kept) if ids is None else ids[kept]
             weights = weights[kept]
         cumulative = np.cumsum(weights)
+        if self._random is None:
+            self._random = np.random.Generator(np.random.PCG64(sampling.seed))
         place = int(np.searchsorted(cumulative, self._random.random() * cumulative[-1], side="right"))
         place = min(place, weights.size - 1)
         return place if ids is None else int(ids[place])
