@@ -44,6 +44,11 @@ class LongAnswer:
                 raise RuntimeError(f"the long answer ended before its token {num_tokens}")
             time.sleep(0.005)
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that came."""
+        return self._arrivals[-1][0] + 1 if self._arrivals else 0
+
     def rate(self, began_s: float = 0.0, ended_s: float = float("inf")) -> float:
         """Return tokens a second between two moments on the monotonic clock.
 
