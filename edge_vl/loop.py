@@ -726,6 +726,7 @@ class Loop:
 
     def _answer(self, run: Run, decoding: Decoding) -> Answer:
         lanes, spec = self._lanes, self._language.spec
+        frame_age_s = run.request.frame_age_s
         dtypes = {"language": spec.dtype}
         if lanes.vision is not None:
             dtypes["vision"] = lanes.vision.spec.dtype
@@ -749,7 +750,7 @@ class Loop:
             profile=lanes.profile,
             notes=lanes.notes,
             degraded=run.request.degraded,
-            frame_age_s=run.request.frame_age_s,
+            frame_age_s=frame_age_s,
         )
 
     def _call(
