@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -16,7 +15,8 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from edge_vl.accounts import Accounts
-from edge_vl.answer import Answer, Token, Usage
+from edge_vl.answer import Answer, Token
+from edge_vl.answer_making import log_answer, make_answer
 from edge_vl.cache_pool import CachePool
 from edge_vl.chunk_policy import chunk_tokens
 from edge_vl.costs import CostBook, unit_shape
@@ -39,8 +39,6 @@ from edge_vl.scheduler_limits import SchedulerLimits
 from edge_vl.trace import Stage
 
 __all__ = ["Loop", "Op"]
-
-_log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 LaneKind = Literal["vision", "language"]
@@ -720,38 +718,9 @@ class Loop:
         if not decoding.choose(run.logits):
             self._book.note_answer(len(decoding.token_ids))
             self._on_success("language")
-            answer = self._answer(run, decoding)
-            _log_answer(answer)
+            answer = make_answer(run, decoding, self._lanes, self._language.spec)
+            log_answer(answer)
             self._end(run, answer, is_sound=True)
-
-    def _answer(self, run: Run, decoding: Decoding) -> Answer:
-        lanes, spec = self._lanes, self._language.spec
-        frame_age_s = run.request.frame_age_s
-        dtypes = {"language": spec.dtype}
-        if lanes.vision is not None:
-            dtypes["vision"] = lanes.vision.spec.dtype
-        reused = {
-            "kv_tokens": run.num_kept,
-            "image_units": len(run.plan.images) - run.num_encoded,
-            "similar_units": min(run.request.num_similar, len(run.plan.images) - run.num_encoded),
-            "grafted_tokens": run.num_grafted,
-        }
-        return Answer(
-            text=decoding.text,
-            reasoning=decoding.reasoning,
-            finish_reason=decoding.finish_reason or "length",
-            model=lanes.model,
-            vision_engine=lanes.vision.spec.engine if lanes.vision is not None else "",
-            language_engine=spec.engine,
-            dtypes=dtypes,
-            usage=Usage(run.plan.num_tokens, run.plan.num_image_tokens, len(decoding.token_ids)),
-            timings=run.request.trace.timings(),
-            reused=reused,
-            profile=lanes.profile,
-            notes=lanes.notes,
-            degraded=run.request.degraded,
-            frame_age_s=frame_age_s,
-        )
 
     def _call(
         self, run: Run, stage: Literal["prefill", "decode"], usual_s: float | None, call: Callable[[], Result]
@@ -816,19 +785,3 @@ class Loop:
             wanted = max(one.request.generation.share for one in answering)
             share = max(self._limits.answer_share, wanted / (wanted + run.request.generation.share))
             self._owed_s += duration_s * share / (1 - share)
-
-
-def _log_answer(answer: Answer) -> None:
-    """Tell the log where the time went and how much was there already."""
-    if _log.isEnabledFor(logging.INFO):
-        timings = answer.timings
-        stages = {span.stage for span in timings.spans}
-        _log.info(
-            "%s: first token %.3f s, all %.3f s (%s), %.0f %% of the prompt from the KV cache, mode %s",
-            answer.model,
-            timings.first_token_s or timings.total_s,
-            timings.total_s,
-            ", ".join(f"{stage} {timings.stage_s(stage):.3f}" for stage in sorted(stages)),
-            100 * timings.reuse_rate,
-            timings.schedule.get("mode", ""),
-        )
