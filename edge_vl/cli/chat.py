@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from edge_vl.cli import options
+from edge_vl.cli.lines import LineReader
 from edge_vl.cli.output import print_answer, print_notes
 from edge_vl.errors import ContextLengthError, EdgeVLError, ImageError, Interrupted, RequestError
 from edge_vl.models import find_model
@@ -62,9 +63,11 @@ def chat(
         runtime.conversation() as conversation,
     ):
         shown = picture
+        lines = LineReader()
         print_notes(runtime.notes)
         print(_HELP, file=sys.stderr)
-        while (line := _read_line()) is not None:
+        _prompt()
+        while (line := lines.read()) is not None:
             command, _, argument = line.partition(" ")
             try:
                 if not line:
@@ -91,16 +94,14 @@ def chat(
                 shown = None  # the conversation has seen it
             except (ImageError, RequestError, ContextLengthError, Interrupted) as error:
                 _complain(error)
+            finally:
+                _prompt()
 
 
-def _read_line() -> str | None:
-    """Read a question; None at the end. The prompt goes to standard error, and only where somebody types."""
-    if sys.stdin is None:
-        return None
-    if sys.stdin.isatty():
+def _prompt() -> None:
+    """Show that a question may be typed: on standard error, and only where somebody types."""
+    if sys.stdin is not None and sys.stdin.isatty():
         print("> ", end="", file=sys.stderr, flush=True)
-    line = sys.stdin.readline()
-    return line.strip() if line else None
 
 
 def _complain(error: EdgeVLError) -> None:
