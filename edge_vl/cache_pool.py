@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 
-from edge_vl.engine import Graftable, KVCache, LanguageModel
+from edge_vl.engine import BlockwiseCache, Graftable, KVCache, LanguageModel
 from edge_vl.entries import Entries
 from edge_vl.plan import ImageChunk, Plan
 from edge_vl.resident import Resident
@@ -219,13 +219,25 @@ def _usable_tokens(plan: Plan, entries: Entries, resident: Resident, *, allows_g
     kept = min(resident.num_common(entries), len(entries) - 1)
     if not allows_grafts:
         kept = min(kept, resident.num_exact)
+    while kept:
+        whole = _without_torn_image(plan, _keepable(resident.cache, kept))
+        if whole == kept:
+            break
+        kept = whole
+    is_all = kept == resident.num_tokens
+    return kept if is_all or rules.rollback == "any" else 0
+
+
+def _keepable(cache: KVCache, num_tokens: int) -> int:
+    return cache.keepable(num_tokens) if isinstance(cache, BlockwiseCache) else num_tokens
+
+
+def _without_torn_image(plan: Plan, num_tokens: int) -> int:
+    """Return how many of a prompt's first entries are left without an image of which only a part would stay."""
     start = 0
     for chunk in plan.chunks:
         end = start + chunk.num_tokens
-        if start < kept < end and isinstance(chunk, ImageChunk):
-            kept = start
+        if end >= num_tokens:
+            return start if end > num_tokens and isinstance(chunk, ImageChunk) else num_tokens
         start = end
-        if end >= kept:
-            break
-    is_all = kept == resident.num_tokens
-    return kept if is_all or rules.rollback == "any" else 0
+    return num_tokens

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from edge_vl.model_spec import ModelSpec
 
 __all__ = [
+    "BlockwiseCache",
     "Engine",
     "EngineStatus",
     "Graftable",
@@ -242,11 +243,24 @@ class KVCache(Protocol):
         ...
 
     def trim(self, num_tokens: int) -> None:
-        """Forget all but the first `num_tokens` entries."""
+        """Forget all but the first `num_tokens` entries; a `BlockwiseCache` may have to forget some more."""
         ...
 
     def close(self) -> None:
         """Give the memory back. May be called twice."""
+        ...
+
+
+@runtime_checkable
+class BlockwiseCache(Protocol):
+    """A cache that cannot forget any number of last entries, because older ones are compressed block by block."""
+
+    def keepable(self, num_tokens: int) -> int:
+        """Return how many entries `trim(num_tokens)` would keep: at most `num_tokens`, fewer inside a block.
+
+        Args:
+            num_tokens: at most the entries stored.
+        """
         ...
 
 

@@ -104,8 +104,8 @@ class Bench:
         return self.engine.num_open - 1
 
 
-def bench(max_idle: int = 4, max_idle_bytes: int = MIB) -> Bench:
-    engine = FakeEngine()
+def bench(max_idle: int = 4, max_idle_bytes: int = MIB, block_entries: int = 1) -> Bench:
+    engine = FakeEngine(block_entries=block_entries)
     language = engine.load_language(find_model("bundled"), LaneOptions())
     return Bench(engine, language, CachePool(language, max_idle=max_idle, max_idle_bytes=max_idle_bytes))
 
@@ -142,6 +142,30 @@ def test_images_with_other_pixels_are_not_taken_for_the_same() -> None:
     one = bench()
     one.use(text(1, 2), image(1), text(3))
     assert one.take(plan_of(text(1, 2), image(2), text(3)))[1] == 2
+
+
+def test_inside_a_compressed_block_a_cache_is_used_up_to_the_border_of_the_block() -> None:
+    one = bench(block_entries=4)
+    one.use(text(*range(1, 20)))
+    assert one.take(plan_of(text(*range(1, 8), 40, 41)))[1] == 4
+
+
+def test_inside_the_last_block_a_cache_is_used_to_the_last_common_entry() -> None:
+    one = bench(block_entries=4)
+    one.use(text(*range(1, 8)))
+    assert one.take(plan_of(text(*range(1, 7), 40, 41)))[1] == 6
+
+
+def test_an_image_torn_by_the_border_of_a_block_is_computed_as_a_whole_from_a_border() -> None:
+    one = bench(block_entries=4)
+    chunks = (text(1, 2, 3, 4, 5), image(1, 6), text(6, 7, 8, 9))
+    one.use(*chunks)
+    # 12 entries are common, 12 is a border: all are kept. 11 are common: the border 8 tears the image, and so does
+    # the 5 before it the block that begins at 4.
+    assert one.take(plan_of(text(1, 2, 3, 4, 5), image(1, 6), text(6, 40)))[1] == 12
+    one = bench(block_entries=4)
+    one.use(*chunks)
+    assert one.take(plan_of(text(1, 2, 3, 4, 5), image(1, 6), text(40)))[1] == 4
 
 
 def test_an_idle_cache_is_taken_over_where_at_least_half_of_it_is_of_use() -> None:

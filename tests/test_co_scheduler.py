@@ -126,6 +126,18 @@ def test_while_an_answer_runs_others_are_prepared_in_small_units(open_fake: Open
     assert sum(decoded_s) >= sum(prepared_s) - max(prepared_s) - 2 * max(decoded_s)
 
 
+def test_caches_that_roll_back_block_by_block_give_the_same_answers(open_fake: OpenFake) -> None:
+    plain, _ = open_fake()
+    runtime, engine = open_fake(block_entries=16)
+    shown = picture(1)
+    for question in ["What?", "Why is it so, and since when?", "Where?"]:
+        assert runtime.ask(shown, question).text == plain.ask(shown, question).text
+    with runtime.conversation() as one, plain.conversation() as other:
+        for question, new in [("What?", shown), ("And here?", picture(2)), ("Why?", None)]:
+            assert one.ask(question, new).text == other.ask(question, new).text
+    assert num_calls(engine, "encode") == 2 * NUM_UNITS  # what has to be prefilled again is never encoded again
+
+
 def test_equal_units_of_two_requests_are_encoded_once(open_fake: OpenFake) -> None:
     gray = np.full((20, 30, 3), 90, np.uint8)
     white = gray.copy()

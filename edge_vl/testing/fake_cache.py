@@ -55,7 +55,12 @@ class FakeKVCache:
     """Keys and values of one sequence."""
 
     def __init__(
-        self, hidden_size: int, count_open: Callable[[int], None], siblings: weakref.WeakSet[FakeKVCache] | None = None
+        self,
+        hidden_size: int,
+        count_open: Callable[[int], None],
+        siblings: weakref.WeakSet[FakeKVCache] | None = None,
+        *,
+        block_entries: int = 1,
     ) -> None:
         """Begin empty.
 
@@ -63,12 +68,14 @@ class FakeKVCache:
             hidden_size: width of an entry.
             count_open: told 1 now and -1 when it is closed.
             siblings: all caches that share one memory; it and its forks join them.
+            block_entries: entries of a block, of which all but the last one can be forgotten only as a whole.
         """
         self.keys: NDArray[np.float64] = np.empty((0, hidden_size))
         self.values: NDArray[np.float64] = np.empty((0, hidden_size))
         self.is_open = True
         self._answer_start = 0
         self._count_open = count_open
+        self._block_entries = block_entries
         self._siblings = weakref.WeakSet() if siblings is None else siblings
         self._siblings.add(self)
         count_open(1)
@@ -105,15 +112,21 @@ class FakeKVCache:
 
     def fork(self) -> Self:
         """Return an independent cache with the same entries."""
-        copy = type(self)(self.keys.shape[1], self._count_open, self._siblings)
+        copy = type(self)(self.keys.shape[1], self._count_open, self._siblings, block_entries=self._block_entries)
         copy.keys, copy.values = self.keys.copy(), self.values.copy()
         copy._answer_start = self._answer_start
         return copy
+
+    def keepable(self, num_tokens: int) -> int:
+        """Return how many entries `trim(num_tokens)` would keep; see `edge_vl.engine.BlockwiseCache`."""
+        border = max(0, len(self.keys) - 1) // self._block_entries * self._block_entries
+        return num_tokens if num_tokens >= border else num_tokens // self._block_entries * self._block_entries
 
     def trim(self, num_tokens: int) -> None:
         """Forget all but the first entries."""
         if not 0 <= num_tokens <= len(self.keys):
             raise ValueError(f"cannot keep {num_tokens} of {len(self.keys)} entries")
+        num_tokens = self.keepable(num_tokens)
         self.keys, self.values = self.keys[:num_tokens].copy(), self.values[:num_tokens].copy()
         self._answer_start = min(self._answer_start, num_tokens)
 

@@ -60,6 +60,7 @@ class FakeEngine:
         sleep: Callable[[float], None] = time.sleep,
         memory: Callable[[str, LaneOptions], LaneMemory] | None = None,
         max_cache_tokens: int | None = None,
+        block_entries: int = 1,
     ) -> None:
         """Choose how it behaves.
 
@@ -79,6 +80,7 @@ class FakeEngine:
             sleep: called with seconds for every latency above 0.
             memory: says what a lane (`vision` or `language`) needs; None: it cannot tell.
             max_cache_tokens: entries that all caches together have room for.
+            block_entries: entries of a block of a cache; above 1, older blocks can be forgotten only as a whole.
         """
         self._name = name
         self.tokenizer: Tokenizer = tokenizer if tokenizer is not None else ByteTokenizer()
@@ -95,6 +97,7 @@ class FakeEngine:
         self._sleep = sleep
         self._memory = memory
         self._max_cache_tokens = max_cache_tokens
+        self._block_entries = block_entries
         self._caches: weakref.WeakSet[FakeKVCache] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._num_calls: dict[Stage, int] = {}
@@ -178,7 +181,7 @@ class FakeEngine:
 
     def make_cache(self) -> FakeKVCache:
         """Return an empty cache that counts towards `max_cache_tokens`."""
-        return FakeKVCache(self._hidden_size, self.count_open, self._caches)
+        return FakeKVCache(self._hidden_size, self.count_open, self._caches, block_entries=self._block_entries)
 
     def check_room(self, num_tokens: int) -> None:
         """Refuse entries that there is no room for in all caches together."""
