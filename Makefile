@@ -7,13 +7,15 @@ ENGINE ?= onnxruntime
 BIN := $(VENV)/bin
 # Two processes suit the smallest board that the tests are written for; a file's tests stay together.
 PYTEST_WORKERS ?= 2
+# How long each sanitizer watches random steps of the kernels.
+SANITIZE_SECONDS ?= 10
 
 CODE := edge_vl engines kernels device_profiles tests benchmarks tools examples
 # What an installation is made from. The Python code itself is used in place.
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(shell find kernels/csrc -type f)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format types unit bars clean
+.PHONY: help demo test lint format types unit sanitize bars clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,7 +23,7 @@ help:  ## list the targets
 demo: $(VENV)/.installed-$(ENGINE)  ## stream answers of the bundled model about the bundled pictures
 	@$(BIN)/python examples/demo.py $(ENGINE)
 
-test: lint types unit  ## check style and types, run every test with coverage
+test: lint types sanitize unit  ## check style and types, run every test with coverage
 
 lint: $(VENV)/.installed-dev  ## check style without changing anything
 	$(BIN)/ruff check
@@ -32,6 +34,18 @@ types: $(VENV)/.installed-dev  ## check types
 
 unit: $(VENV)/.installed-dev  ## run every test with coverage
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --cov --cov-report=term
+
+# Each build ends at the first finding: by a sanitizer, or by the test driver itself.
+sanitize: $(VENV)/.installed-dev  ## run the kernels under the address, undefined behaviour and thread sanitizers
+	@for sanitizers in address,undefined thread; do \
+	  echo "kernels under -fsanitize=$$sanitizers" >&2; \
+	  build=build/sanitize-$${sanitizers%%,*}; \
+	  $(BIN)/cmake -S . -B $$build --log-level=WARNING -DCMAKE_BUILD_TYPE=Release -DEDGE_VL_KERNELS_WERROR=ON \
+	    -DEDGE_VL_KERNELS_DRIVER=ON -DEDGE_VL_KERNELS_SANITIZE=$$sanitizers >/dev/null && \
+	  $(BIN)/cmake --build $$build --parallel 2 >/dev/null && \
+	  $$build/edge_vl_kernels pool 1 && \
+	  $$build/edge_vl_kernels kv 1 $(SANITIZE_SECONDS) || exit 1; \
+	done
 
 format: $(VENV)/.installed-dev  ## format the code and mend what can be mended automatically
 	$(BIN)/ruff check --fix

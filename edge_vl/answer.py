@@ -55,7 +55,7 @@ class Answer:
         model: name of the model.
         vision_engine: engine of the vision lane; empty when the model has none.
         language_engine: engine of the language lane.
-        dtypes: precision of each lane's weights, by lane.
+        dtypes: precision of each lane's weights, by lane; `kv`: that of the KV cache, where the engine tells.
         usage: token counts.
         timings: the trace.
         reused: what was not computed again: `kv_tokens` of the cache, `image_units` that were not encoded, among them

@@ -21,6 +21,8 @@ def make_answer(run: Run, decoding: Decoding, lanes: Lanes, language: LanguageSp
     dtypes = {"language": language.dtype}
     if lanes.vision is not None:
         dtypes["vision"] = lanes.vision.spec.dtype
+    if language.kv:
+        dtypes["kv"] = language.kv
     num_kept_units = len(run.plan.images) - run.num_encoded
     return Answer(
         text=decoding.text,

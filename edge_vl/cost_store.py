@@ -54,7 +54,7 @@ class CostKey:
         vision_engine: what sees; empty for a model that reads text only.
         vision_dtype: precision of the vision encoder.
         language_engine: what speaks.
-        language_dtype: precision of the language model, and of its KV cache where that is another.
+        language_dtype: precision of the language model, and the KV policy where it is another.
         threads: CPU threads of the vision and the language lane, such as `2+2`.
     """
 
@@ -87,7 +87,7 @@ class CostKey:
             vision_engine="" if vision is None else vision.engine,
             vision_dtype="" if vision is None else vision.dtype,
             language_engine=language.engine,
-            language_dtype=" ".join(filter(None, (language.dtype, language.kv_dtype and f"KV {language.kv_dtype}"))),
+            language_dtype=" ".join(filter(None, (language.dtype, language.kv and f"KV {language.kv}"))),
             threads="+".join(str(lane.options.threads or cores) for lane in decision.lanes),
         )
 

@@ -28,7 +28,9 @@ class Diagnosis:
     Attributes:
         version: of edge-vl.
         machine: processor, cores, memory.
-        kernels: which kernels run: `isa`, `compiled`, and `reason` when the compiled library is not used.
+        kernels: which kernels run: `isa`, `compiled`, `reason` when the compiled library is not used, `asked_for`: what
+            `EDGE_VL_ISA` says, `missing`: why other instruction sets for this kind of processor cannot be used, and
+            `threads` that they have in the language lane.
         engines: by name.
         models: by short name: empty if usable, otherwise what is wrong.
         cache_dir: folder for what can be made again; empty if there is none.
@@ -68,11 +70,11 @@ def diagnose() -> Diagnosis:
         RequestError: an environment variable has a value that makes no sense.
     """
     environment = read_environment()
-    kernels = _kernels(environment.isa)
     engines = {name: engine_status(name) for name in engine_names()}
     models = {name: _trouble_with(name) for name in model_names()}
     machine = read_machine()
     decision, trouble = _decision(machine)
+    kernels = _kernels(environment.isa, _language_threads(decision) or machine.cores)
     match = None if decision is None else next(m for m in decision.matches if m.profile is decision.profile)
     return Diagnosis(
         version=_version(),
@@ -111,19 +113,26 @@ def _features(decision: Decision) -> dict[str, str]:
     return features
 
 
-def _kernels(isa: str) -> dict[str, Any]:
-    from edge_vl_kernels import status
+def _kernels(isa: str, threads: int) -> dict[str, Any]:
+    from edge_vl_kernels import missing_isas, status
 
+    facts = {"asked_for": isa, "missing": missing_isas(), "threads": threads}
     try:
         found = status(isa)
     except RuntimeError as error:
-        return {"compiled": False, "isa": isa, "library": "", "reason": str(error)}
+        return {"compiled": False, "isa": isa, "library": "", "reason": str(error), **facts}
     return {
         "compiled": found.compiled,
         "isa": found.isa,
         "library": str(found.library or ""),
         "reason": found.reason,
+        **facts,
     }
+
+
+def _language_threads(decision: Decision | None) -> int | None:
+    lanes = () if decision is None else decision.lanes
+    return next((lane.options.threads for lane in lanes if lane.lane == "language"), None)
 
 
 def _trouble_with(model: str) -> str:
@@ -156,7 +165,9 @@ def _advice(
             advice.append(f"engine {name} cannot run ({status.reason}){command}")
     advice += machine.notes
     advice += [f"model {name} is not usable: {trouble}" for name, trouble in models.items() if trouble]
-    if not kernels["compiled"]:
+    if not kernels["compiled"] and kernels["asked_for"] not in ("auto", "reference"):
+        advice.append(f"leave EDGE_VL_ISA out: {kernels['reason']}")
+    elif not kernels["compiled"] and kernels["asked_for"] == "auto":
         advice.append(f"the NumPy kernels are in use ({kernels['reason']}): install g++ and reinstall edge-vl")
     available = machine.memory_available_bytes
     if available is not None and available < 512 * 1024 * 1024:

@@ -7,12 +7,13 @@ GIL. The runtime calls a `VisionEncoder` from one thread and a `LanguageModel` f
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_vl.kv_policy import KVPolicy
 from edge_vl.plan import ExactnessRules, ImageGrid, ImageUnit, TextChunk
 
 if TYPE_CHECKING:
@@ -48,14 +49,18 @@ class LaneOptions:
         threads: CPU threads for the lane; None lets the engine choose from the cores it may use.
         device: `auto`, `cpu`, or a name that the engine lists in its status.
         context_length: wanted cache entries; None takes the model's own limit.
-        kv_dtype: precision of the KV cache: `auto`, or what the engine offers: `fp32`, `fp16`, `q8_0`, `q4_0`.
+        kv: in what precision the KV cache is kept; `auto` is the engine's own.
+        attention: of the language lane, where the engine has a choice: `cut` takes the graph apart at its attention and
+            runs attention over caches of our own between the parts, `whole` runs the graph as it is; `auto` cuts
+            where that is possible.
     """
 
     dtype: str = "auto"
     threads: int | None = None
     device: str = "auto"
     context_length: int | None = None
-    kv_dtype: str = "auto"
+    kv: KVPolicy = field(default_factory=KVPolicy)
+    attention: Literal["auto", "cut", "whole"] = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +152,9 @@ class LanguageSpec:
         dtype: precision of the weights in use.
         device: where it runs.
         file: the file that was loaded.
-        kv_dtype: precision of the KV cache; empty: that of the weights' arithmetic.
+        kv: name of the policy that its KV caches follow; empty: the precision of the weights' arithmetic.
         rollback: what its caches can forget: `any` number of last entries, or only the `whole` sequence.
+        notes: things worth knowing about how it was loaded, such as what computes attention and why.
     """
 
     engine: str
@@ -161,8 +167,9 @@ class LanguageSpec:
     dtype: str
     device: str
     file: str
-    kv_dtype: str = ""
+    kv: str = ""
     rollback: Literal["any", "whole"] = "any"
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from edge_vl.engine import Engine, EngineStatus
+from edge_vl.kv_offer import KVOffer
 from edge_vl.profile import EngineChoice
 
 __all__ = ["Attempt", "EngineFacts", "LaneChoice", "LaneName", "Look", "choose_engine_of_lane"]
@@ -24,14 +25,14 @@ class EngineFacts:
         status: whether it can run here.
         engine: the engine; None where it cannot be imported.
         dtypes: by lane, the precisions that it has files for or can make.
-        kv_dtypes: precisions of the KV cache that it offers.
+        kv: what it can do of KV policies.
         weights_bytes: says how large a lane's most faithful weights are; None if that cannot be told.
     """
 
     status: EngineStatus
     engine: Engine | None = None
     dtypes: Mapping[LaneName, tuple[str, ...]] | None = None
-    kv_dtypes: tuple[str, ...] = ()
+    kv: KVOffer = field(default_factory=KVOffer)
     weights_bytes: Callable[[LaneName], int | None] = lambda lane: None
 
     def lane_dtypes(self, lane: LaneName) -> tuple[str, ...]:

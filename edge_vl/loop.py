@@ -398,6 +398,8 @@ class Loop:
         run.began_at_s = self._accounts.used_s(run.account)
         request.begin("queue")
         request.trace.leave_queue()
+        if self._language.spec.notes:
+            request.trace.note_schedule(engine_notes=list(self._language.spec.notes))
         plan, kept = run.plan, run.num_kept
         if kept and run.decoding is None:
             request.trace.add_reused("prefill", "kv", kept, f"{kept} of {plan.num_tokens}")

@@ -15,6 +15,8 @@ from typing import Any
 from edge_vl.engine import Engine, LaneMemory, LaneOptions, MemoryPlanner
 from edge_vl.engine_choice import LaneName
 from edge_vl.errors import EdgeVLError, MemoryBudgetError
+from edge_vl.kv_offer import KVOffer
+from edge_vl.kv_policy import parse_kv_policy
 from edge_vl.machine import available_memory_bytes
 from edge_vl.model_spec import ModelSpec
 from edge_vl.profile_decision import Decision, LaneDecision
@@ -95,10 +97,12 @@ def check_memory(model: ModelSpec, decision: Decision, budget_mib: int | None = 
     if (speaks := plan.language) is not None:
         parts.append(f"language {speaks.dtype} with context_length {speaks.context_length} {_mib(speaks.total_bytes)}")
     smaller = _largest_that_fits(model, decision, plan)
+    kv = _kv_that_fits(model, decision, plan)
     raise MemoryBudgetError(
         f"{model.name} needs {_mib(plan.needed_bytes)} of memory ({', '.join(parts)}) and may take "
         f"{_mib(plan.budget_bytes)} ({plan.budget_source}); "
-        + (f"the largest setting that fits: {smaller}" if smaller else "nothing smaller fits"),
+        + (f"the largest setting that fits: {smaller}" if smaller else "nothing smaller fits")
+        + (f"; or kv {kv} and all else as it is, which may change answers" if kv else ""),
         needed_bytes=plan.needed_bytes,
         budget_bytes=plan.budget_bytes,
     )
@@ -135,6 +139,21 @@ def _largest_that_fits(model: ModelSpec, decision: Decision, plan: MemoryPlan) -
         for setting in settings:
             if found := setting.describe(model, decision, plan, useful):
                 return found
+    return ""
+
+
+def _kv_that_fits(model: ModelSpec, decision: Decision, plan: MemoryPlan) -> str:
+    """Return the finest KV policy with which all the rest fits, where none was asked for; empty if none does."""
+    lane = decision.language
+    if lane.found is None or plan.language is None or not lane.options.kv.is_auto:
+        return ""
+    room = (plan.budget_bytes or 0) - (plan.needed_bytes - plan.language.total_bytes)
+    offer = KVOffer.of(lane.found.describe(model))
+    for policy in map(parse_kv_policy, ("int8", "k8v4", "int4")):
+        if not offer.lacks(policy):
+            found = _ask(model, "language", lane.found, replace(lane.options, kv=policy))
+            if found is not None and found.total_bytes <= room:
+                return policy.name
     return ""
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from edge_vl.errors import ProfileError
+from edge_vl.errors import ProfileError, RequestError
+from edge_vl.kv_policy import KVPolicy, parse_kv_policy
 from edge_vl.mode_choice import Mode
 from edge_vl.profile_schema import KEYS, PROVENANCE, WITHOUT_PROVENANCE
 from edge_vl.toml_file import Kind, read_toml
@@ -159,7 +160,7 @@ class Profile:
         power: see `PowerFacts`.
         vision: see `ProfileLane`.
         language: likewise.
-        kv_dtype: precision of the KV cache, `auto` for the engine's own.
+        kv: in what precision the KV cache is kept, `auto` for the engine's own.
         schedule_mode: how the lanes take turns; `auto` learns it.
         limits: see `Limits`.
         first_token_s: goal for the first token of an answer, in seconds from the question; None: no goal.
@@ -178,7 +179,7 @@ class Profile:
     power: PowerFacts
     vision: ProfileLane
     language: ProfileLane
-    kv_dtype: str = "auto"
+    kv: KVPolicy = field(default_factory=KVPolicy)
     schedule_mode: Mode | Literal["auto"] = "auto"
     limits: Limits = field(default_factory=Limits)
     first_token_s: float | None = None
@@ -210,7 +211,7 @@ def read_profile(path: Path, *, is_shipped: bool = False) -> Profile:
     for lane in ("vision", "language"):
         if not content.get(lane, {}).get("engines"):
             raise _error(path, f"{lane}.engines", "an array of tables, at least one", "nothing")
-    memory, power, kv, slo = (content.get(key, {}) for key in ("memory", "power", "kv", "slo"))
+    memory, power, slo = (content.get(key, {}) for key in ("memory", "power", "slo"))
     _check_pairs(path, content)
     return Profile(
         id=content["id"],
@@ -221,7 +222,7 @@ def read_profile(path: Path, *, is_shipped: bool = False) -> Profile:
         power=PowerFacts(**_frozen(power)),
         vision=_lane(content["vision"]),
         language=_lane(content["language"]),
-        kv_dtype=kv.get("dtype", "auto"),
+        kv=_kv_policy(path, content.get("kv", "auto")),
         schedule_mode=content.get("schedule", {}).get("mode", "auto"),
         limits=Limits(**content.get("limits", {})),
         first_token_s=slo.get("first_token_s"),
@@ -231,6 +232,16 @@ def read_profile(path: Path, *, is_shipped: bool = False) -> Profile:
         values=values,
         is_shipped=is_shipped,
     )
+
+
+def _kv_policy(path: Path, said: str | Mapping[str, str]) -> KVPolicy:
+    """Read a policy; what is wrong with one part, the schema has found."""
+    try:
+        return parse_kv_policy(said)
+    except RequestError as error:
+        raise ProfileError(
+            f"{path}: {error}", path=str(path), key="kv", expected="a KV policy", got=repr(said)
+        ) from None
 
 
 def _lane(table: Mapping[str, Any]) -> ProfileLane:
@@ -244,9 +255,13 @@ def _frozen(table: Mapping[str, Any]) -> dict[str, Any]:
 def _values(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield every value that needs a provenance by its dotted key; a lane's list of engines is one value."""
     for key, value in content.items():
-        if key not in WITHOUT_PROVENANCE:
-            for inner, entry in value.items():
-                yield f"{key}.{inner}", entry
+        if key in WITHOUT_PROVENANCE:
+            continue
+        if not isinstance(value, dict):
+            yield key, value
+            continue
+        for inner, entry in value.items():
+            yield f"{key}.{inner}", entry
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -11,6 +11,8 @@ from typing import Literal
 from edge_vl.engine import Engine, EngineStatus, LaneOptions, MemoryPlanner
 from edge_vl.engine_choice import Attempt, EngineFacts, LaneChoice, LaneName, Look, choose_engine_of_lane
 from edge_vl.errors import EngineNotFound, EngineUnavailable, ModelError, ProfileError, RequestError
+from edge_vl.kv_offer import KVOffer
+from edge_vl.kv_policy import KVPolicy
 from edge_vl.machine import Machine, read_machine
 from edge_vl.model_spec import ModelSpec
 from edge_vl.profile import EngineChoice, Profile
@@ -21,6 +23,7 @@ from edge_vl.registry import engine_named, engine_names
 
 __all__ = ["choose", "consider", "decide"]
 
+_AUTO_KV = KVPolicy()
 _COMES_LATER = {"tensorrt": "; it comes with a later version of edge-vl"}
 
 
@@ -35,7 +38,7 @@ def decide(
     device: str = "auto",
     threads: int | None = None,
     context_length: int | None = None,
-    kv_dtype: str = "auto",
+    kv: KVPolicy = _AUTO_KV,
     machine: Machine | None = None,
 ) -> Decision:
     """Choose the device profile and an engine for each lane. What is said here comes before what the profile says.
@@ -50,7 +53,7 @@ def decide(
         device: of both lanes.
         threads: CPU threads of each lane.
         context_length: cache entries; None: the profile's limit.
-        kv_dtype: precision of the KV cache.
+        kv: in what precision the KV cache is kept.
         machine: described rather than read; None reads it.
 
     Returns:
@@ -63,7 +66,7 @@ def decide(
         EngineUnavailable: no engine can run a lane here, or not the one that was named.
     """
     wishes = Wishes(
-        profile, vision_engine, language_engine, vision_dtype, language_dtype, device, threads, context_length, kv_dtype
+        profile, vision_engine, language_engine, vision_dtype, language_dtype, device, threads, context_length, kv
     )
     decision = consider(model, wishes, machine)
     for lane in decision.lanes:
@@ -169,21 +172,22 @@ def _decide_lane(
         choice = choose_engine_of_lane(lane, choices, machine.flags, look, dtype=dtype, device=wishes.device)
         facts = look(choice.name) if choice.name else EngineFacts(EngineStatus(False))
     notes = list(_lane_notes(lane, profile, choice))
-    kv_dtype = wishes.kv_dtype
-    if not is_vision and kv_dtype == "auto" and profile.kv_dtype != "auto" and choice.name:
-        if profile.kv_dtype in facts.kv_dtypes:
-            kv_dtype = profile.kv_dtype
+    kv = wishes.kv
+    if not is_vision and kv.is_auto and choice.name:
+        lacking = facts.kv.lacks(profile.kv)
+        if not lacking:
+            kv = profile.kv
         else:
             notes.append(
-                f"language: profile {profile.id} prefers a KV cache in {profile.kv_dtype}, which {choice.name} "
-                "does not offer; its own is used"
+                f"language: profile {profile.id} prefers a KV cache in {profile.kv.name}, and {choice.name} has "
+                f"{lacking}; its own precision is used"
             )
     options = LaneOptions(
         dtype=choice.dtype,
         threads=profile.lane(lane).threads if wishes.threads is None else wishes.threads,
         device=choice.device,
         context_length=None if is_vision else wishes.context_length or profile.limits.context_length,
-        kv_dtype="auto" if is_vision else kv_dtype,
+        kv=_AUTO_KV if is_vision else kv,
     )
     budget = _budget_bytes(profile, machine, choice.device)
     return LaneDecision(lane, choice.attempts, facts.engine, options, budget), notes
@@ -248,4 +252,4 @@ def _look(name: str, model: ModelSpec) -> EngineFacts:
         "vision": (*known.get("vision_dtypes", ()), *known.get("vision_dtypes_made", ())),
         "language": (*known.get("language_dtypes", ()), *known.get("language_dtypes_made", ())),
     }
-    return EngineFacts(status, engine, dtypes, tuple(known.get("kv_dtypes", ())), weights_bytes)
+    return EngineFacts(status, engine, dtypes, KVOffer.of(known), weights_bytes)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge_vl.engine import Engine, LaneOptions
 from edge_vl.engine_choice import Attempt, LaneName
 from edge_vl.errors import EngineUnavailable
+from edge_vl.kv_policy import KVPolicy
 from edge_vl.machine import Machine
 from edge_vl.profile import Limits, Profile
 from edge_vl.profile_match import ProfileMatch
@@ -28,7 +29,7 @@ class Wishes:
         device: of both lanes.
         threads: CPU threads of each lane.
         context_length: cache entries.
-        kv_dtype: precision of the KV cache.
+        kv: in what precision the KV cache is kept.
     """
 
     profile: str | Path = "auto"
@@ -39,7 +40,7 @@ class Wishes:
     device: str = "auto"
     threads: int | None = None
     context_length: int | None = None
-    kv_dtype: str = "auto"
+    kv: KVPolicy = field(default_factory=KVPolicy)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

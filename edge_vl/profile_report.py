@@ -100,7 +100,7 @@ def lane_summary(lane: LaneDecision) -> str:
         return "no engine can run it here"
     options = lane.options
     budget = "" if lane.budget_bytes is None else f", budget {lane.budget_bytes // 1024**2} MiB"
-    kv = "" if options.kv_dtype == "auto" else f", KV cache {options.kv_dtype}"
+    kv = "" if options.kv.is_auto else f", KV cache {options.kv.name}"
     threads = "" if options.threads is None else f", {options.threads} threads"
     return f"{lane.found.name}, dtype {options.dtype}, device {options.device}{threads}{kv}{budget}"
 
@@ -115,7 +115,7 @@ def _said(rule: Rule) -> Iterator[tuple[str, Any]]:
 def _lane_values(lane: LaneDecision) -> dict[str, Any]:
     return {
         "engine": None if lane.found is None else lane.found.name,
-        "options": asdict(lane.options),
+        "options": {**asdict(lane.options), "kv": lane.options.kv.name},
         "budget_bytes": lane.budget_bytes,
         "attempts": [
             {

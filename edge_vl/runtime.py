@@ -8,7 +8,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +24,7 @@ from edge_vl.engine import Engine, LanguageSpec, VisionSpec
 from edge_vl.entries import Entries, entries_of
 from edge_vl.errors import ContextLengthError, EdgeVLError, QueueFull, RequestError
 from edge_vl.families import Family, family_of
+from edge_vl.kv_policy import KVPolicy, parse_kv_policy
 from edge_vl.lanes import Lanes
 from edge_vl.loading import load_lanes, native_family
 from edge_vl.memory_plan import check_memory
@@ -127,7 +128,7 @@ class Runtime:
         language_engine: str | Engine = "auto",
         vision_dtype: str = "auto",
         language_dtype: str = "auto",
-        kv_dtype: str = "auto",
+        kv: str | Mapping[str, str] | KVPolicy = "auto",
         device: str = "auto",
         threads: int | None = None,
         context_length: int | None = None,
@@ -146,7 +147,9 @@ class Runtime:
             language_engine: engine of the language lane, likewise.
             vision_dtype: precision of the vision encoder: `auto`, `fp32`, `fp16`, `int8`, ...
             language_dtype: precision of the language model, likewise.
-            kv_dtype: precision of the KV cache: `auto`, or what the engine offers: `fp16`, `q8_0`, `q4_0`.
+            kv: in what precision the KV cache is kept: `auto`, `f32`, `f16`, `int8`, `int4`, `k8v4` (keys in 8 bits,
+                values in 4), or parts, as in `{"text": "int8", "image": "int4"}` or `text=int8,image=int4`. From
+                `int8` on, answers may change.
             device: `auto`, `cpu`, or what `edge-vl doctor` lists.
             threads: CPU threads of a lane; None: the cores that this process may use.
             context_length: most tokens of prompt and answer together; None: what the profile and the model allow.
@@ -168,7 +171,6 @@ class Runtime:
         for field, text in (
             ("vision_dtype", vision_dtype),
             ("language_dtype", language_dtype),
-            ("kv_dtype", kv_dtype),
             ("device", device),
         ):
             require_text(text, field)
@@ -184,6 +186,7 @@ class Runtime:
             require_whole_number(keep_mib, "keep_mib", 0)
         if mode not in _MODES:
             raise RequestError(f"mode is {', '.join(_MODES)}, not {mode!r:.60}", field="mode")
+        policy = parse_kv_policy(kv)
         spec = find_model(model)
         family = family_of(spec)
         decision = decide(
@@ -196,7 +199,7 @@ class Runtime:
             device=device,
             threads=threads,
             context_length=context_length,
-            kv_dtype=kv_dtype,
+            kv=policy,
         )
         for note in decision.notes:
             _log.info("%s: %s", spec.name, note)

@@ -1,7 +1,7 @@
 """A TOML file whose keys are all known: read, checked once, and wrong in words that help.
 
 A schema names every key by its dotted path, as in `memory.total_mib`; `match[].arch` is a key of each table of the
-array `match`.
+array `match`. A key with keys below it that has a kind of its own may be either: a value, or a table.
 """
 
 from __future__ import annotations
@@ -111,7 +111,10 @@ def read_toml(path: Path, schema: Mapping[str, Kind]) -> dict[str, Any]:
 
 def _check_table(path: Path, table: Mapping[str, Any], pattern: str, shown: str, schema: Mapping[str, Kind]) -> None:
     """Check one table; `pattern` is its name in the schema, `shown` its name in the file."""
-    known = dict(_members(pattern, schema))
+    known: dict[str, Kind | str] = {}
+    for name, member in _members(pattern, schema):
+        if not isinstance(known.get(name), Kind):
+            known[name] = member
     for key, value in table.items():
         inner = f"{shown}{key}"
         if key not in known:
@@ -122,6 +125,8 @@ def _check_table(path: Path, table: Mapping[str, Any], pattern: str, shown: str,
                 path, inner, expected, repr(key), f"unknown key; did you mean {hint!r}?" if hint else "unknown key"
             )
         kind = known[key]
+        if isinstance(kind, Kind) and isinstance(value, dict) and any(_members(f"{pattern}{key}.", schema)):
+            kind = "table"  # it may be either
         if isinstance(kind, Kind):
             if not kind.accepts(value):
                 raise _error(path, inner, kind.expected, _shown(value))

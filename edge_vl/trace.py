@@ -54,7 +54,8 @@ class Timings:
         first_token_s: until the first token was chosen; None if none was.
         total_s: until the answer was complete.
         token_s: when each token of the answer was chosen.
-        schedule: how it was scheduled: `mode`, `reason`, and the measured numbers that led there.
+        schedule: how it was scheduled: `mode`, `reason`, the measured numbers that led there, and `engine_notes`: what
+            the language engine says about itself, such as whose attention runs and why.
     """
 
     spans: tuple[Span, ...]

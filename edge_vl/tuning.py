@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
@@ -19,6 +19,7 @@ from edge_vl.cost_store import CostKey, CostStore
 from edge_vl.costs import CostBook, Costs
 from edge_vl.engine import KVCache, LanguageModel
 from edge_vl.errors import Cancelled, EngineFault, RequestError
+from edge_vl.kv_policy import KVPolicy, parse_kv_policy
 from edge_vl.plan import ImageChunk, Plan, TextChunk
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ def tune(
     language_engine: str | Engine = "auto",
     vision_dtype: str = "auto",
     language_dtype: str = "auto",
+    kv: str | Mapping[str, str] | KVPolicy = "auto",
     threads: int | None = None,
     context_length: int | None = None,
     num_rounds: int = NUM_ROUNDS,
@@ -129,6 +131,7 @@ def tune(
         language_engine: engine of the language lane.
         vision_dtype: precision of the vision encoder.
         language_dtype: precision of the language model.
+        kv: in what precision the KV cache is kept.
         threads: CPU threads of a lane.
         context_length: most tokens of a sequence.
         num_rounds: rounds whose median counts, at least 1.
@@ -148,6 +151,7 @@ def tune(
     for field, number in (("threads", threads), ("context_length", context_length), ("num_rounds", num_rounds)):
         if number is not None:
             require_whole_number(number, field, 1)
+    policy = parse_kv_policy(kv)
     spec = find_model(model)
     decision = decide(
         spec,
@@ -158,6 +162,7 @@ def tune(
         language_dtype=language_dtype,
         threads=threads,
         context_length=context_length,
+        kv=policy,
     )
     check_memory(spec, decision)
     store = CostStore() if store is None else store

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from edge_vl import ContextLengthError, DeadlineExceeded, ImageError, Runtime
+from edge_vl import ContextLengthError, DeadlineExceeded, ImageError, RequestError, Runtime
+from edge_vl.kv_policy import KVPolicy, KVPrecision
 from tests.conftest import flush
 
 PICTURES = Path(__file__).parent.parent / "examples" / "pictures"
@@ -99,8 +101,25 @@ def test_int8_vision_is_said_in_the_answer_and_still_sees(tmp_path: Path, monkey
     question, truth = next(iter(SCENES[NAMES[0]].items()))
     with Runtime.open(model="bundled", vision_dtype="int8") as runtime:
         answer = runtime.ask(PICTURES / NAMES[0], question)
-    assert answer.dtypes == {"vision": "int8", "language": "fp32"}
+    assert (answer.dtypes["vision"], answer.dtypes["language"]) == ("int8", "fp32")
     assert answer.text == truth
+
+
+@pytest.mark.parametrize("kv", ["int8", {"text": "int8"}, KVPolicy(KVPrecision("int8", "int8"))])
+def test_a_kv_policy_reaches_the_engine_and_the_answer_names_it(kv: Any) -> None:
+    question, truth = next(iter(SCENES[NAMES[0]].items()))
+    with Runtime.open(language_engine="llama_cpp", kv=kv, threads=1) as runtime:
+        assert runtime.language_spec.kv == "int8"
+        answer = runtime.ask(PICTURES / NAMES[0], question)
+    assert answer.dtypes["kv"] == "int8"
+    assert answer.text == truth
+
+
+@pytest.mark.parametrize("kv", [8, "int5", {"text": None}, {"texts": "int8"}])
+def test_what_is_no_kv_policy_is_refused_before_anything_is_loaded(kv: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        Runtime.open("no such model", kv=kv)
+    assert caught.value.field == "kv"
 
 
 @pytest.mark.parametrize(
@@ -112,3 +131,8 @@ def test_sampling_repeats_itself_with_the_same_seed(runtime: Runtime, options: d
         for _ in range(2)
     )
     assert one == other
+
+
+def test_the_trace_says_whose_attention_runs(runtime: Runtime) -> None:
+    notes = runtime.ask(PICTURES / NAMES[0], "What is it?", max_tokens=1).timings.schedule["engine_notes"]
+    assert any(note.startswith("attention: ") for note in notes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from edge_vl import MemoryBudgetError, Runtime
 from edge_vl.engine import LaneMemory, LaneOptions
 from edge_vl.errors import ModelError
+from edge_vl.kv_policy import parse_kv_policy
 from edge_vl.memory_plan import MemoryPlan, check_memory, plan_memory
 from edge_vl.model_spec import ModelSpec, read_model_spec
 from edge_vl.profile_choice import decide
@@ -139,6 +141,36 @@ def test_what_is_proposed_is_accepted(model: ModelSpec) -> None:
 
 def test_nothing_smaller_is_said_where_nothing_helps(model: ModelSpec) -> None:
     assert str(refusal(model, Fake(memory=needs), 20)).endswith("nothing smaller fits")
+
+
+class Compressing(Fake):
+    """A fake that offers smaller KV caches: 256 MiB become 128, 96 or 64."""
+
+    def describe(self, model: ModelSpec) -> dict[str, Any]:
+        return {**super().describe(model), "kv_precisions": ["f16", "int8", "int4"]}
+
+
+def compressed_needs(lane: str, options: LaneOptions) -> LaneMemory:
+    memory = needs(lane, options)
+    share = {"auto": 1.0, "f16": 1.0, "int8": 0.5, "k8v4": 0.375, "int4": 0.25}[options.kv.name]
+    return replace(memory, kv_bytes=int(memory.kv_bytes * share))
+
+
+@pytest.mark.parametrize(
+    ("budget_mib", "kv"), [(775, "int8"), (648, "int8"), (647, "k8v4"), (616, "k8v4"), (584, "int4")]
+)
+def test_a_smaller_kv_cache_is_named_where_it_is_enough(model: ModelSpec, budget_mib: int, kv: str) -> None:
+    engine = Compressing(memory=compressed_needs)
+    message = str(refusal(model, engine, budget_mib))
+    assert message.endswith(f"; or kv {kv} and all else as it is, which may change answers")
+    assert check_memory(model, decision_of(model, engine, kv=parse_kv_policy(kv)), budget_mib).fits
+
+
+def test_a_smaller_kv_cache_is_not_named_where_it_is_not_enough_or_another_was_asked_for(model: ModelSpec) -> None:
+    engine = Compressing(memory=compressed_needs)
+    assert "may change answers" not in str(refusal(model, engine, 583))
+    assert "may change answers" not in str(refusal(model, engine, 700, kv=parse_kv_policy("f16")))
+    assert "may change answers" not in str(refusal(model, Fake(memory=compressed_needs), 700)), "it does not offer any"
 
 
 def test_an_engine_that_cannot_tell_is_not_counted(model: ModelSpec) -> None:

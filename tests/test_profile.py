@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from edge_vl.device_file import DEVICE_KEYS
 from edge_vl.errors import ProfileError
+from edge_vl.kv_policy import KVPolicy
 from edge_vl.profile import EngineChoice, Limits, Measurement, Profile, Rule, read_profile
 from edge_vl.profile_library import find_profile, list_profiles
 from edge_vl.profile_match import POINTS
@@ -50,7 +51,7 @@ def test_a_small_profile_has_defaults_for_the_rest(tmp_path: Path) -> None:
     assert profile.vision.engines == (EngineChoice("onnxruntime"),)
     assert profile.language.engines == (EngineChoice("llama_cpp", ("q4_0", "auto"), "cpu"),)
     assert profile.limits == Limits()
-    assert (profile.kv_dtype, profile.schedule_mode, profile.first_token_s) == ("auto", "auto", None)
+    assert (profile.kv, profile.schedule_mode, profile.first_token_s) == (KVPolicy(), "auto", None)
 
 
 def test_every_key_can_be_said(tmp_path: Path) -> None:
@@ -102,7 +103,10 @@ def test_every_key_can_be_said(tmp_path: Path) -> None:
         any_cpu_flags = ["asimd"]
         min_weights_mib = 1
         [kv]
-        dtype = "q8_0"
+        text = "int8"
+        image = "k8v4"
+        first_layers = "f16x2"
+        last_layers = "none"
         [schedule]
         mode = "serial"
         [limits]
@@ -119,7 +123,7 @@ def test_every_key_can_be_said(tmp_path: Path) -> None:
         result = "0.5 s a tile"
         [provenance]
         "memory.total_mib" = "vendor: the data sheet"
-        kv.dtype = "measured: python -m benchmarks lanes, 2026-11-30"
+        kv.text = "measured: python -m benchmarks lanes, 2026-11-30"
         """,
     )
 
@@ -130,9 +134,22 @@ def test_every_key_can_be_said(tmp_path: Path) -> None:
     assert profile.limits == Limits(4096, 512, 1024)
     assert profile.measured == (Measurement("python -m benchmarks lanes", "2026-11-30", "0.1.0", "0.5 s a tile"),)
     assert profile.provenance["memory.total_mib"] == "vendor: the data sheet"
-    assert profile.provenance["kv.dtype"].startswith("measured:")
-    said = {key for key in KEYS if not key.startswith(WITHOUT_PROVENANCE) and "[]" not in key}
+    assert profile.provenance["kv.text"].startswith("measured:")
+    assert profile.kv.name == "text=int8,image=k8v4,first_layers=f16x2"
+    said = {key for key in KEYS if not key.startswith(WITHOUT_PROVENANCE) and "[]" not in key and key != "kv"}
     assert set(profile.values) == said | {"vision.engines", "language.engines"}
+
+
+def test_a_kv_policy_may_be_one_text_instead_of_a_table(tmp_path: Path) -> None:
+    said = 'kv = "text=int8,image=int4"\n[provenance]\nkv = "estimated: x"\n[[match]]'
+    profile = read(tmp_path, SMALL.replace("[[match]]", said, 1))
+
+    assert (
+        profile.kv == read(tmp_path, SMALL.replace("[[match]]", '[kv]\ntext = "int8"\nimage = "int4"\n[[match]]', 1)).kv
+    )
+    assert profile.values["kv"] == "text=int8,image=int4"
+    assert profile.provenance["kv"] == "estimated: x"
+    assert read(tmp_path, SMALL.replace("[[match]]", 'kv = "q4_0"\n[[match]]', 1)).kv.name == "int4"
 
 
 @pytest.mark.parametrize(
@@ -150,7 +167,13 @@ def test_every_key_can_be_said(tmp_path: Path) -> None:
         ("[[match]]", "memory = 3\n[[match]]", "memory", "a table"),
         ("[[match]]", '[power]\nmodes = ["a"]\ndefault_mode = "b"\n[[match]]', "power.default_mode", "power.modes"),
         ("[[match]]", "[power]\nmin_w = 9\nmax_w = 3\n[[match]]", "power.min_w", "at most max_w"),
-        ("[[match]]", "[kv]\nkeep_fracton = 1\n[[match]]", "kv.keep_fracton", "expected one of dtype"),
+        ("[[match]]", "[kv]\nkeep_fracton = 1\n[[match]]", "kv.keep_fracton", "expected one of first_layers"),
+        ("[[match]]", '[kv]\nimge = "int4"\n[[match]]', "kv.imge", "did you mean 'kv.image'"),
+        ("[[match]]", "[kv]\ntext = 8\n[[match]]", "kv.text", "a text, not 8"),
+        ("[[match]]", '[kv]\ntext = "int5"\n[[match]]', "kv", "did you mean 'int8'"),
+        ("[[match]]", '[kv]\nfirst_layers = "int8x0"\n[[match]]', "kv", "at least 1 layer"),
+        ("[[match]]", 'kv = "text=int8,image"\n[[match]]', "kv", "'image' is no part"),
+        ("[[match]]", "kv = 8\n[[match]]", "kv", "a KV policy"),
         ("[[match]]", "[sloo]\n[[match]]", "sloo", "did you mean 'slo'"),
         ("[[match]]", "[match]", "match", "an array of tables"),
         ('board_regex = "My Board"', 'board_regex = "("', "match[0].board_regex", "a regular expression"),
@@ -187,8 +210,8 @@ def test_every_key_can_be_said(tmp_path: Path) -> None:
         ),
         (
             "[[vision.engines]]",
-            '[provenance]\nkv.dtype = "vendor: x"\n[[vision.engines]]',
-            "provenance.kv.dtype",
+            '[provenance]\nkv.text = "vendor: x"\n[[vision.engines]]',
+            "provenance.kv.text",
             "this profile",
         ),
         ("[[vision.engines]]", '[[measured]]\ncommand = "a"\n[[vision.engines]]', "measured[0].date", "not nothing"),
@@ -262,6 +285,12 @@ def test_every_value_of_a_shipped_profile_says_where_it_is_from(profile: Profile
     assert set(profile.values) == set(profile.provenance)
     assert not profile.measured, "a measurement needs the device"
     assert not any(said.startswith("measured") for said in profile.provenance.values())
+
+
+@pytest.mark.parametrize("profile", list_profiles(), ids=lambda profile: profile.id)
+def test_no_shipped_profile_changes_answers_by_a_smaller_kv_cache(profile: Profile) -> None:
+    assert profile.kv.is_auto
+    assert profile.values["kv.text"] == "auto"
 
 
 @pytest.mark.parametrize("profile", list_profiles(), ids=lambda profile: profile.id)

@@ -12,6 +12,8 @@ from edge_vl import EngineNotFound, EngineUnavailable, ModelError, ProfileError,
 from edge_vl.device_file import read_device
 from edge_vl.engine import EngineStatus, LaneMemory
 from edge_vl.engine_choice import EngineFacts, choose_engine_of_lane
+from edge_vl.kv_offer import KVOffer
+from edge_vl.kv_policy import parse_kv_policy
 from edge_vl.machine import Machine
 from edge_vl.model_spec import read_model_spec
 from edge_vl.models import find_model
@@ -19,6 +21,7 @@ from edge_vl.profile import EngineChoice, Limits, MemoryFacts, PowerFacts, Profi
 from edge_vl.profile_choice import choose, consider, decide
 from edge_vl.profile_decision import Decision, Wishes
 from edge_vl.profile_library import find_profile, list_profiles
+from edge_vl.profile_report import decision_values, lane_summary
 from edge_vl.testing import FakeEngine
 from tests.devices import DEVICES
 from tests.test_profile import SMALL
@@ -34,7 +37,7 @@ def facts(
     name: str = "engine",
     devices: tuple[str, ...] = ("cpu",),
     mib: int | None = None,
-    kv: tuple[str, ...] = (),
+    kv: KVOffer = KVOffer(),  # noqa: B008  (frozen)
 ) -> EngineFacts:
     return EngineFacts(
         EngineStatus(True, devices=devices),
@@ -169,18 +172,48 @@ def test_threads_limits_and_budget_come_from_the_profile_unless_the_caller_says_
     assert (found.language.options.threads, found.language.options.context_length) == (None, 4096)
     assert found.language.budget_bytes == 4 << 30
 
-    found = decision(profile, known, Wishes(threads=1, context_length=64, kv_dtype="q8_0"))
+    found = decision(profile, known, Wishes(threads=1, context_length=64, kv=parse_kv_policy("int8")))
     assert (found.language.options.threads, found.language.options.context_length) == (1, 64)
-    assert found.language.options.kv_dtype == "q8_0"
+    assert found.language.options.kv.name == "int8"
+    assert found.vision is not None
+    assert found.vision.options.kv.is_auto
 
 
-def test_a_kv_precision_is_used_where_the_engine_offers_it_and_its_absence_is_told() -> None:
-    profile = own(kv_dtype="q8_0")
+@pytest.mark.parametrize(
+    ("kv", "offer", "note"),
+    [
+        ("int8", KVOffer(("f16", "int8")), ""),
+        ("text=int8,image=int4", KVOffer(("int8", "int4"), ("image",)), ""),
+        ("int4", KVOffer(("f16", "int4")), ""),
+        ("int8", KVOffer(), "prefers a KV cache in int8, and ort has no KV cache in int8, only in auto;"),
+        ("k8v4", KVOffer(("f16", "int8")), "ort has no KV cache in int4, only in auto, f16, int8;"),
+        ("text=int8,image=int4", KVOffer(("int8", "int4")), "text and image tokens alike, so image cannot be said;"),
+        ("text=int4,last_layers=int8", KVOffer(("int8", "int4"), ("image",)), "so last_layers cannot be said;"),
+    ],
+)
+def test_a_profiles_kv_policy_is_used_where_the_engine_offers_it_and_its_absence_is_told(
+    kv: str, offer: KVOffer, note: str
+) -> None:
+    found = decision(own(kv=parse_kv_policy(kv)), {"ort": facts("fp32", kv=offer)})
 
-    assert decision(profile, {"ort": facts("fp32", kv=("fp16", "q8_0"))}).language.options.kv_dtype == "q8_0"
-    found = decision(profile, {"ort": facts("fp32")})
-    assert found.language.options.kv_dtype == "auto"
-    assert "prefers a KV cache in q8_0, which ort does not offer" in found.notes[0]
+    assert found.language.options.kv.name == ("auto" if note else kv)
+    assert len(found.notes) == bool(note)
+    assert all(note in told for told in found.notes)
+
+
+def test_what_the_caller_wants_of_the_kv_cache_comes_before_the_profile() -> None:
+    known = {"ort": facts("fp32", kv=KVOffer(("f16", "int8")))}
+    found = decision(own(kv=parse_kv_policy("int8")), known, Wishes(kv=parse_kv_policy("f16")))
+
+    assert found.language.options.kv.name == "f16"
+
+
+def test_a_decision_tells_the_kv_policy_by_its_name() -> None:
+    known = {"ort": facts("fp32", kv=KVOffer(("int8",)))}
+    found = decision(own(kv=parse_kv_policy("int8")), known)
+
+    assert decision_values(found)["lanes"]["language"]["options"]["kv"] == "int8"
+    assert "KV cache int8" in lane_summary(found.language)
 
 
 def test_the_budget_is_that_of_the_memory_which_the_weights_lie_in(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from edge_vl.cli.doctor import doctor
 from edge_vl.cli.models import models
 from edge_vl.cli.profiles import profiles
 from edge_vl.cli.tune import tune
+from edge_vl.cli.verify import verify
 
 __all__ = ["app"]
 
@@ -50,3 +51,4 @@ app.add_typer(models, name="models")
 app.add_typer(profiles, name="profiles")
 app.command()(doctor)
 app.command()(tune)
+app.command()(verify)

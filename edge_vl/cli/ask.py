@@ -37,6 +37,7 @@ def ask(
     seed: options.Seed = 0,
     stop: options.Stop = None,
     deadline_s: options.DeadlineS = None,
+    degrade: options.Degrade = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show where the time went.")] = False,
     trace: options.TracePath = None,
@@ -46,6 +47,7 @@ def ask(
     language_engine: options.LanguageEngine = "auto",
     vision_dtype: options.VisionDtype = "auto",
     language_dtype: options.LanguageDtype = "auto",
+    kv: options.KV = "auto",
     threads: options.Threads = None,
     context_length: options.ContextLength = None,
     memory_budget_mib: options.MemoryBudgetMib = None,
@@ -69,6 +71,7 @@ def ask(
             language_engine=language_engine,
             vision_dtype=vision_dtype,
             language_dtype=language_dtype,
+            kv=kv,
             threads=threads,
             context_length=context_length,
             memory_budget_mib=memory_budget_mib,
@@ -86,6 +89,7 @@ def ask(
                 seed=seed,
                 stop=stop or (),
                 deadline_s=deadline_s,
+                degrade=degrade,
             ) as stream:
                 try:
                     if as_json:

@@ -28,14 +28,17 @@ def chat(
     top_p: options.TopP = 1.0,
     seed: options.Seed = 0,
     deadline_s: options.DeadlineS = None,
+    degrade: options.Degrade = True,
     profile: options.Profile = "auto",
     vision_engine: options.VisionEngine = "auto",
     language_engine: options.LanguageEngine = "auto",
     vision_dtype: options.VisionDtype = "auto",
     language_dtype: options.LanguageDtype = "auto",
+    kv: options.KV = "auto",
     threads: options.Threads = None,
     context_length: options.ContextLength = None,
     memory_budget_mib: options.MemoryBudgetMib = None,
+    mode: options.Mode = "profile",
 ) -> None:
     """Talk about a picture: one question a line, answers stream to standard output."""
     from edge_vl.pictures import load_picture
@@ -56,9 +59,11 @@ def chat(
             language_engine=language_engine,
             vision_dtype=vision_dtype,
             language_dtype=language_dtype,
+            kv=kv,
             threads=threads,
             context_length=context_length,
             memory_budget_mib=memory_budget_mib,
+            mode=mode,
         ) as runtime,
         runtime.conversation() as conversation,
     ):
@@ -89,6 +94,7 @@ def chat(
                     top_p=top_p,
                     seed=seed,
                     deadline_s=deadline_s,
+                    degrade=degrade,
                 ) as stream:
                     print_answer(stream)
                 shown = None  # the conversation has seen it

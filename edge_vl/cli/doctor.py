@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -46,8 +46,7 @@ def _show(diagnosis: Diagnosis) -> None:
     if not machine.gpus:
         line("accelerator", "no GPU was found")
     line("memory", f"{_gib(machine.memory_available_bytes)} free of {_gib(machine.memory_total_bytes)}")
-    kernels = diagnosis.kernels
-    line("kernels", str(kernels["isa"]) + (", compiled" if kernels["compiled"] else f": {kernels['reason']}"))
+    line("kernels", _kernels(diagnosis.kernels))
     line("cache", diagnosis.cache_dir or "no folder; set EDGE_VL_CACHE_DIR")
     for name, status in diagnosis.engines.items():
         if status.is_available:
@@ -66,6 +65,16 @@ def _show(diagnosis: Diagnosis) -> None:
     for advice in diagnosis.advice:
         line("advice", advice)
     line("verdict", "ready to answer" if diagnosis.can_answer else "cannot answer yet; see the advice above")
+
+
+def _kernels(kernels: dict[str, Any]) -> str:
+    """Say in one line which kernels run, and why no better ones do."""
+    if not kernels["compiled"]:
+        return f"{kernels['isa']}: {kernels['reason']}"
+    threads = kernels["threads"]
+    asked_for = "" if kernels["asked_for"] == "auto" else ", as EDGE_VL_ISA says"
+    missing = "".join(f"; no {isa}: {why}" for isa, why in kernels["missing"].items())
+    return f"{kernels['isa']}, compiled{asked_for}, {threads} thread{'s' * (threads > 1)}{missing}"
 
 
 def _gib(num_bytes: int | None) -> str:

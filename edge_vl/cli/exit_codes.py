@@ -17,7 +17,7 @@ from edge_vl.errors import (
     SourceError,
 )
 
-__all__ = ["ANSWERED", "CANCELLED", "INTERNAL", "USAGE", "exit_code"]
+__all__ = ["ANSWERED", "CANCELLED", "DIFFERENT", "INTERNAL", "USAGE", "exit_code"]
 
 ANSWERED = 0
 USAGE = 2
@@ -26,6 +26,7 @@ UNAVAILABLE = 4
 MEMORY = 5
 DEADLINE = 6
 CANCELLED = 7
+DIFFERENT = 8
 INTERNAL = 70
 
 _CODES: tuple[tuple[type[EdgeVLError], int], ...] = (

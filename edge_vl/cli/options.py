@@ -8,8 +8,10 @@ from typing import Annotated, Literal
 import typer
 
 __all__ = [
+    "KV",
     "ContextLength",
     "DeadlineS",
+    "Degrade",
     "LanguageDtype",
     "LanguageEngine",
     "MaxTokens",
@@ -38,6 +40,9 @@ DeadlineS = Annotated[
     float | None,
     typer.Option(help="Seconds from the question, the model being loaded, until the whole answer must be there."),
 ]
+Degrade = Annotated[
+    bool, typer.Option(help="See the picture in fewer tiles where the deadline would not hold otherwise.")
+]
 Profile = Annotated[
     str,
     typer.Option(help="Device profile: auto, an id, or the path of a .toml file.", rich_help_panel="Engines"),
@@ -48,6 +53,14 @@ VisionDtype = Annotated[
     str, typer.Option(help="Precision of the vision encoder: fp32, fp16, int8, ...", rich_help_panel="Engines")
 ]
 LanguageDtype = Annotated[str, typer.Option(help="Precision of the language model.", rich_help_panel="Engines")]
+KV = Annotated[
+    str,
+    typer.Option(
+        help="Precision of the KV cache: auto, f32, f16, int8, int4, k8v4 (keys, values), or parts such as "
+        "text=int8,image=int4,first_layers=int8,last_layers=int8. From int8 on, answers may change.",
+        rich_help_panel="Engines",
+    ),
+]
 ContextLength = Annotated[
     int | None,
     typer.Option(

@@ -25,6 +25,7 @@ def tune(
     language_engine: options.LanguageEngine = "auto",
     vision_dtype: options.VisionDtype = "auto",
     language_dtype: options.LanguageDtype = "auto",
+    kv: options.KV = "auto",
     threads: options.Threads = None,
     context_length: options.ContextLength = None,
 ) -> None:
@@ -49,6 +50,7 @@ def tune(
                 language_engine=language_engine,
                 vision_dtype=vision_dtype,
                 language_dtype=language_dtype,
+                kv=kv,
                 threads=threads,
                 context_length=context_length,
                 num_rounds=rounds,

@@ -15,9 +15,12 @@ from onnx import TensorProto, helper
 
 from edge_vl.made_models.weights import Weights
 
-__all__ = ["IR_VERSION", "OPSET", "TRANSPOSED", "Graph"]
+__all__ = ["CONTRIB_DOMAIN", "IR_VERSION", "OPSET", "TRANSPOSED", "Graph"]
 
 OPSET = 17
+CONTRIB_DOMAIN = "com.microsoft"
+"""Of ONNX Runtime's own operators."""
+
 IR_VERSION = 8
 TRANSPOSED = ".MatMul.weight"
 
@@ -68,6 +71,7 @@ class Graph:
         self._initializers: dict[str, _Initializer] = {}
         self._inputs: list[onnx.ValueInfoProto] = []
         self._outputs: list[onnx.ValueInfoProto] = []
+        self._opsets = {"": OPSET}
 
     def input(self, name: str, dtype: int, shape: Dimensions) -> str:
         """Declare an input."""
@@ -85,6 +89,21 @@ class Graph:
         result = result or f"{name}_output_0"
         self._nodes.append(helper.make_node(kind, list(inputs), [result], name=name, **attributes))
         return result
+
+    def contrib(self, kind: str, inputs: Sequence[str], results: Sequence[str], **attributes: object) -> None:
+        """Add a node of one of ONNX Runtime's own operators.
+
+        Args:
+            kind: the operator.
+            inputs: names; empty for one that is left out.
+            results: likewise.
+            attributes: of the node.
+        """
+        name = f"{self.scope}/{kind}_{len(self._nodes)}"
+        self._nodes.append(
+            helper.make_node(kind, list(inputs), list(results), name=name, domain=CONTRIB_DOMAIN, **attributes)
+        )
+        self._opsets.setdefault(CONTRIB_DOMAIN, 1)
 
     def integers(self, *values: int) -> str:
         """Return a constant int64 vector."""
@@ -149,7 +168,10 @@ class Graph:
                 file.write(heads[entry.name])
                 entry.write(file)
             file.write(after)
-            file.write(onnx.ModelProto(opset_import=[helper.make_opsetid("", OPSET)]).SerializeToString())
+            file.write(onnx.ModelProto(opset_import=self._opset_ids()).SerializeToString())
+
+    def _opset_ids(self) -> list[onnx.OperatorSetIdProto]:
+        return [helper.make_opsetid(domain, version) for domain, version in self._opsets.items()]
 
     @staticmethod
     def _entry_head(entry: _Initializer) -> bytes:
@@ -163,9 +185,7 @@ class Graph:
             tensors = [self._external(entry, file, data_path.name) for entry in self._initializers.values()]
         graph = helper.make_graph(self._nodes, self.name, self._inputs, self._outputs, tensors)
         onnx.save(
-            helper.make_model(
-                graph, producer_name="edge_vl", ir_version=IR_VERSION, opset_imports=[helper.make_opsetid("", OPSET)]
-            ),
+            helper.make_model(graph, producer_name="edge_vl", ir_version=IR_VERSION, opset_imports=self._opset_ids()),
             path,
         )
 

@@ -26,7 +26,7 @@ from edge_vl.engine import (
     Tokenizer,
     VisionSpec,
 )
-from edge_vl.errors import CacheFull, EngineFault, EngineUnavailable
+from edge_vl.errors import CacheFull, EngineFault, EngineUnavailable, RequestError
 from edge_vl.model_spec import ModelSpec
 from edge_vl.plan import ImageUnit, TextChunk
 from edge_vl.testing.byte_tokenizer import ByteTokenizer
@@ -139,6 +139,8 @@ class FakeEngine:
     def load_language(self, model: ModelSpec, options: LaneOptions) -> FakeLanguageModel:
         """Load nothing, and return a language model."""
         self._load("load_language", options)
+        if not options.kv.is_auto:
+            raise RequestError(f"kv is {options.kv.name!r}, and engine {self._name!r} has one precision", field="kv")
         text = model.config.get("text_config", {})
         context = self._context_length or int(text.get("max_position_embeddings", 4096))
         if options.context_length is not None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from edge_vl.engine import Graftable, ImageEmbeds, KVCache, LanguageModel, Prefillable
-from edge_vl.errors import EngineFault
+from edge_vl.errors import EngineFault, RequestError
+from edge_vl.kv_offer import KVOffer
+from edge_vl.kv_policy import parse_kv_policy
 from edge_vl.plan import TextChunk
 from edge_vl.testing.contract_subject import ContractSubject, expect, skip
 
@@ -29,6 +33,27 @@ class LanguageContract(ContractSubject):
             assert following.shape == before.shape
             following[:] = 0
             cache.close()
+
+    def test_contract_a_kv_policy_is_kept_or_refused_and_never_ignored(self) -> None:
+        """What the engine does not describe is refused, and what it keeps is named by the spec."""
+        if not self.has_language:
+            skip("no language lane")
+        engine, model = self.engine(), self.model()
+        offer = KVOffer.of(engine.describe(model))
+        for said in ("f32", "k8v4", "text=int8,image=int4", "text=f16,last_layers=int8"):
+            policy = parse_kv_policy(said)
+            options = dataclasses.replace(self.options(), kv=policy)
+            if offer.lacks(policy):
+                with expect(RequestError):
+                    engine.load_language(model, options)
+                continue
+            try:
+                language = engine.load_language(model, options)
+            except RequestError:
+                continue  # this model does not allow it
+            name = language.spec.kv
+            language.close()
+            assert name == policy.name
 
     def test_contract_the_tokenizer_belongs_to_the_weights(self) -> None:
         """No token of the tokenizer is outside the vocabulary, and text comes back as it went in."""

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge_vl.engine import LaneOptions
-from edge_vl.errors import ModelError, RequestError
+from edge_vl.errors import ModelError
+from edge_vl.kv_policy import KVPrecision
 from edge_vl.machine import usable_cores
 from edge_vl_llama_cpp.files import GGUFFile
+from edge_vl_llama_cpp.kv_types import KV_TYPES, choose_kv, entry_bytes, flash_attention
 from edge_vl_llama_cpp.library import Device, explain
 from edge_vl_llama_cpp.native_model import NativeModel
 
-__all__ = ["KV_TYPES", "ContextPlan", "block_tokens", "head_widths", "kv_dtypes", "make_context", "plan_context"]
+__all__ = ["ContextPlan", "block_tokens", "make_context", "plan_context"]
 
 DEFAULT_CONTEXT = 8192
 """Most entries where none are asked for: the cache is allocated at once."""
@@ -23,30 +25,6 @@ _MAX_STATES = 9  # each sequence of a recurrent model costs a whole state; one i
 
 
 @dataclass(frozen=True, slots=True)
-class _KVType:
-    """A precision of the KV cache.
-
-    Attributes:
-        number: ggml's number of the type.
-        block: values of a block; heads must be whole blocks.
-        block_bytes: bytes of one.
-    """
-
-    number: int
-    block: int
-    block_bytes: int
-
-
-KV_TYPES = {
-    "fp32": _KVType(0, 1, 4),
-    "fp16": _KVType(1, 1, 2),
-    "q8_0": _KVType(8, 32, 34),
-    "q4_0": _KVType(2, 32, 18),
-}
-"""Precisions of the KV cache by name."""
-
-
-@dataclass(frozen=True, slots=True)
 class ContextPlan:
     """Sizes of a context.
 
@@ -54,7 +32,7 @@ class ContextPlan:
         context_length: entries that one sequence may have.
         batch_rows: rows of one pass.
         max_sequences: caches at a time.
-        kv_dtype: precision of the KV cache, a key of `KV_TYPES`.
+        kv: precision of the KV cache.
         entry_bytes: memory of one entry in all layers.
         threads: of the lane.
     """
@@ -62,7 +40,7 @@ class ContextPlan:
     context_length: int
     batch_rows: int
     max_sequences: int
-    kv_dtype: str
+    kv: KVPrecision
     entry_bytes: int
     threads: int
 
@@ -72,22 +50,22 @@ def plan_context(file: GGUFFile, options: LaneOptions, block_tokens: int, *, kee
 
     Args:
         file: the text model.
-        options: wanted context length, threads and precision of the KV cache.
+        options: wanted context length, threads and KV policy.
         block_tokens: most image tokens that must go in together; 0 for none.
         keeps_states: the model has recurrent states.
 
     Raises:
-        RequestError: the precision of the KV cache is unknown, or does not suit the model's heads.
+        RequestError: llama.cpp does not have the KV policy, or not for this model.
     """
     limit = file.number("context_length") or DEFAULT_CONTEXT
     context_length = min(limit, options.context_length or min(limit, DEFAULT_CONTEXT))
-    kv_dtype = _kv_dtype(file, options.kv_dtype)
+    kv = choose_kv(file, options.kv)
     return ContextPlan(
         context_length=context_length,
         batch_rows=min(context_length, max(_BATCH_ROWS, block_tokens)),
         max_sequences=_MAX_STATES if keeps_states else _MAX_SEQUENCES,
-        kv_dtype=kv_dtype,
-        entry_bytes=_entry_bytes(file, KV_TYPES[kv_dtype]),
+        kv=kv,
+        entry_bytes=entry_bytes(file, kv),
         threads=options.threads or usable_cores(),
     )
 
@@ -105,11 +83,13 @@ def make_context(model: NativeModel, plan: ContextPlan, device: Device) -> Any:
     settings.n_seq_max = plan.max_sequences
     settings.n_outputs_max = plan.max_sequences  # logits of one row for each sequence, not of every row of a batch
     settings.n_threads = settings.n_threads_batch = plan.threads
-    kind = KV_TYPES[plan.kv_dtype]
-    settings.type_k = settings.type_v = kind.number
-    settings.flash_attn_type = (
-        llama.LLAMA_FLASH_ATTN_TYPE_ENABLED if kind.block > 1 else llama.LLAMA_FLASH_ATTN_TYPE_AUTO
-    )
+    settings.type_k, settings.type_v = KV_TYPES[plan.kv.keys].number, KV_TYPES[plan.kv.values].number
+    # Where it is required, `check_flash_attention` has asked the device, and no context comes back without it.
+    settings.flash_attn_type = {
+        "required": llama.LLAMA_FLASH_ATTN_TYPE_ENABLED,
+        "off": llama.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+        "auto": llama.LLAMA_FLASH_ATTN_TYPE_AUTO,
+    }[flash_attention(plan.kv)]
     settings.kv_unified = True  # a fork shares the entries of its trunk
     settings.swa_full = True  # sliding windows that drop entries could not be trimmed
     settings.no_perf = True
@@ -139,42 +119,3 @@ def block_tokens(file: GGUFFile) -> int:
         return 0
     factor = file.number("vision.projector.scale_factor") or 4
     return (side // patch // factor) ** 2
-
-
-def head_widths(file: GGUFFile) -> tuple[int, int]:
-    """Return the widths of a key's and a value's head; 0 where the file does not say."""
-    heads, width = file.number("attention.head_count"), file.number("embedding_length")
-    usual = width // heads if heads else 0
-    return file.number("attention.key_length") or usual, file.number("attention.value_length") or usual
-
-
-def kv_dtypes(file: GGUFFile) -> list[str]:
-    """Return the precisions whose blocks fit into the heads of a text model."""
-    return [name for name, kind in KV_TYPES.items() if all(width % kind.block == 0 for width in head_widths(file))]
-
-
-def _kv_dtype(file: GGUFFile, wanted: str) -> str:
-    if wanted == "auto":
-        return "fp16"
-    if wanted not in KV_TYPES:
-        raise RequestError(
-            f"engine 'llama_cpp' has no KV cache in {wanted!r}; it offers auto, {', '.join(KV_TYPES)}", field="kv_dtype"
-        )
-    block = KV_TYPES[wanted].block
-    if any(width % block for width in head_widths(file)):
-        width = max(head_widths(file))
-        raise RequestError(
-            f"a KV cache in {wanted} needs heads of a multiple of {block} values and {file.path.name} has heads of "
-            f"{width}; use fp16",
-            field="kv_dtype",
-        )
-    return wanted
-
-
-def _entry_bytes(file: GGUFFile, kind: _KVType) -> int:
-    """Return the memory of one entry in all layers; layers without attention have no heads."""
-    layers = file.number("block_count")
-    heads = file.numbers("attention.head_count_kv") or file.numbers("attention.head_count") or (1,)
-    total_heads = sum(heads[:layers]) if len(heads) > 1 else heads[0] * layers
-    values = total_heads * sum(head_widths(file))
-    return max(1, values * kind.block_bytes // kind.block)

@@ -18,10 +18,12 @@ from edge_vl.engine import (
 from edge_vl.errors import EngineUnavailable, ModelError
 from edge_vl.machine import usable_cores
 from edge_vl.model_spec import GGUF_FAMILY, ModelSpec
-from edge_vl_llama_cpp.context import block_tokens, head_widths, kv_dtypes, make_context, plan_context
+from edge_vl_llama_cpp.context import block_tokens, make_context, plan_context
 from edge_vl_llama_cpp.cutting import CuttingEncoder
 from edge_vl_llama_cpp.file_checks import check_cutting, check_projector_file, check_text_file
 from edge_vl_llama_cpp.files import GGUFFile, dtypes_of, find_projector_file, find_text_file, list_files
+from edge_vl_llama_cpp.flash_attention import check_flash_attention
+from edge_vl_llama_cpp.kv_types import flash_attention, head_widths, kv_precisions
 from edge_vl_llama_cpp.language import LlamaLanguageModel
 from edge_vl_llama_cpp.library import ENGINE, INSTALL, Library, open_library
 from edge_vl_llama_cpp.memory import language_memory, vision_memory
@@ -78,7 +80,7 @@ class LlamaCppEngine:
         return {
             "vision_dtypes": dtypes_of(projectors),
             "language_dtypes": dtypes_of(texts),
-            "kv_dtypes": kv_dtypes(texts[0]),
+            "kv_precisions": kv_precisions(texts[0]),
             "architecture": texts[0].architecture,
             "projector": projectors[0].projector_type if projectors else "",
         }
@@ -133,7 +135,9 @@ class LlamaCppEngine:
         device = library.device(options.device)
         file = find_text_file(model, options.dtype)
         check_text_file(file)
-        plan_context(file, options, 0, keeps_states=False)  # refuses wrong options before anything is loaded
+        kv = plan_context(file, options, 0, keeps_states=False).kv  # refuses wrong options before anything is loaded
+        if flash_attention(kv) == "required":
+            check_flash_attention(library, device, file, kv)
         native = self._models.open(library, file.path, device, with_weights=True)
         try:
             return self._language(library, model, options, file, native)
@@ -164,7 +168,7 @@ class LlamaCppEngine:
             dtype=file.dtype,
             device=device.name,
             file=str(file.path),
-            kv_dtype=plan.kv_dtype,
+            kv=plan.kv.name,
             rollback="whole" if native.is_recurrent else "any",
         )
         return LlamaLanguageModel(native, context, plan, spec, tokenizer)

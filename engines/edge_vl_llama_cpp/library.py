@@ -47,6 +47,7 @@ class Library:
     Attributes:
         llama: the module `llama_cpp.llama_cpp`.
         mtmd: the module `llama_cpp.mtmd_cpp`.
+        ggml: the tensor library below it, whose functions have no declarations.
         log: its log.
         version: of llama-cpp-python.
         devices: the CPU first.
@@ -54,6 +55,7 @@ class Library:
 
     llama: Any
     mtmd: Any
+    ggml: Any
     log: NativeLog
     version: str
     devices: tuple[Device, ...]
@@ -116,7 +118,7 @@ def _open() -> Library:
         raise EngineUnavailable(ENGINE, f"llama-cpp-python {version} is not understood", INSTALL)
     log = NativeLog(llama, mtmd)
     llama.llama_backend_init()
-    return Library(llama, mtmd, log, version, _devices(ggml))
+    return Library(llama, mtmd, ggml, log, version, _devices(ggml))
 
 
 def _numbers(version: str) -> tuple[int, ...]:

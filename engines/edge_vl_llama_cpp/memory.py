@@ -23,6 +23,7 @@ from edge_vl.machine import read_machine
 from edge_vl.model_spec import GGUF_FAMILY, ModelSpec
 from edge_vl_llama_cpp.context import ContextPlan
 from edge_vl_llama_cpp.files import GGUFFile
+from edge_vl_llama_cpp.kv_types import flash_attention
 
 __all__ = ["language_memory", "repacked_bytes", "text_compute_bytes", "vision_compute_bytes", "vision_memory"]
 
@@ -136,12 +137,18 @@ def vision_compute_bytes(file: GGUFFile, num_patches: int) -> int:
 
 
 def text_compute_bytes(file: GGUFFile, plan: ContextPlan, logits_bytes: int) -> int:
-    """Return the compute buffer of a context with flash attention: rows of one layer, or logits, and the mask."""
+    """Return the compute buffer of a context: rows of one layer, or logits, and the mask.
+
+    Without flash attention there are the scores of all heads besides, and the mask is as wide as they are.
+    """
     hidden = file.number("embedding_length")
     expert_ffn = file.number("expert_feed_forward_length") * (file.number("expert_used_count") or 1)
     ffn = max(file.number("feed_forward_length"), expert_ffn)
     largest = max(plan.batch_rows * _WIDE * (3 * ffn + 4 * hidden), logits_bytes)
-    return largest + plan.batch_rows * _cells(plan) * _MASK_BYTES
+    if flash_attention(plan.kv) != "off":
+        return largest + plan.batch_rows * _cells(plan) * _MASK_BYTES
+    scores = plan.batch_rows * _WIDE * (file.number("attention.head_count") * _cells(plan) + 6 * hidden)
+    return max(largest, scores) + plan.batch_rows * _cells(plan) * _WIDE
 
 
 def repacked_bytes(tensors: Iterable[GGUFTensor], flags: Iterable[str]) -> int:

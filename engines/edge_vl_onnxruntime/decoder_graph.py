@@ -12,7 +12,7 @@ import numpy as np
 from edge_vl.errors import ModelError
 from edge_vl_onnxruntime.session import Session
 
-__all__ = ["COUNTS", "FLOAT_TYPES", "PAST", "DecoderGraph", "read_decoder_graph"]
+__all__ = ["COUNTS", "FLOAT_TYPES", "PAST", "PRESENT", "ROLES", "DecoderGraph", "read_decoder_graph"]
 
 FLOAT_TYPES: Mapping[str, type[np.float32] | type[np.float16]] = {
     "tensor(float)": np.float32,
@@ -22,7 +22,9 @@ _INTEGER_TYPES: Mapping[str, type[np.int64] | type[np.int32]] = {"tensor(int64)"
 PAST = re.compile(r"past(?:_key_values)?[._](\d+)[._](?:decoder[._])?(key|value)")
 """Name of a cache input."""
 
-_PRESENT = re.compile(r"present(?:_key_values)?[._](\d+)[._](?:decoder[._])?(key|value)")
+PRESENT = re.compile(r"present(?:_key_values)?[._](\d+)[._](?:decoder[._])?(key|value)")
+"""Name of a cache output."""
+
 COUNTS = ("num_logits_to_keep", "logits_to_keep")
 """Inputs that say for how many rows logits are wanted."""
 
@@ -31,7 +33,7 @@ _PASTS = ("past_sequence_length", "past_seq_len")
 _SEQLENS = ("seqlens_k",)
 _MAX_SIZE = 1 << 24  # of any dimension
 _POSITIONS = ("position_ids", "cache_position")
-_ROLES = {
+ROLES = {
     "inputs_embeds": "embeds",
     "attention_mask": "mask",
     "use_cache_branch": "branch",
@@ -41,6 +43,7 @@ _ROLES = {
     **dict.fromkeys(_SEQLENS, "seqlens"),
     **dict.fromkeys(_POSITIONS, "positions"),
 }
+"""What to put into an input of this name."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,12 +112,12 @@ def read_decoder_graph(session: Session, text_config: Mapping[str, Any]) -> Deco
     for node in session.native.get_inputs():
         if match := PAST.fullmatch(node.name):
             past[int(match[1]), match[2]] = node
-        elif node.name in _ROLES:
+        elif node.name in ROLES:
             others.append(_input(session, node))
         else:
             unknown.append(f"{node.name} {node.type}{node.shape}")
     outputs = {node.name: node for node in session.native.get_outputs()}
-    present = {(int(match[1]), match[2]): name for name in outputs if (match := _PRESENT.fullmatch(name))}
+    present = {(int(match[1]), match[2]): name for name in outputs if (match := PRESENT.fullmatch(name))}
     embeds = next((entry for entry in others if entry.role == "embeds"), None)
     layers = len(past) // 2
     wanted = [(layer, kind) for layer in range(layers) for kind in ("key", "value")]
@@ -158,7 +161,7 @@ def read_decoder_graph(session: Session, text_config: Mapping[str, Any]) -> Deco
 
 def _input(session: Session, node: Any) -> Input:
     """Check the type and rank of an input with a known name."""
-    role = _ROLES[node.name]
+    role = ROLES[node.name]
     types: Mapping[str, Any] = {"embeds": FLOAT_TYPES, "branch": {"tensor(bool)": np.bool_}}.get(role, _INTEGER_TYPES)
     if node.type not in types:
         raise _mismatch(session, f"has an input {node.name} of type {node.type}, not {' or '.join(types)}")

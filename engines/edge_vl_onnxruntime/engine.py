@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from edge_vl.config_values import whole_number
 from edge_vl.engine import (
     EngineStatus,
-    ImageEmbeds,
     LaneMemory,
     LaneOptions,
     LanguageModel,
@@ -22,13 +21,17 @@ from edge_vl.engine import (
     VisionEncoder,
 )
 from edge_vl.environment import read_environment
-from edge_vl.errors import EngineFault, EngineUnavailable, ModelError, RequestError
+from edge_vl.errors import EngineUnavailable, ModelError, RequestError
 from edge_vl.model_spec import ModelSpec
+from edge_vl_kernels.kv_format import PRECISIONS
+from edge_vl_onnxruntime.cut_loading import known_guards, load_cut, why_whole
 from edge_vl_onnxruntime.decoder_graph import DecoderGraph, read_decoder_graph
+from edge_vl_onnxruntime.decoder_parts import DecoderParts, try_out
 from edge_vl_onnxruntime.embedding import Embedding
 from edge_vl_onnxruntime.files import DECODER, EMBED_TOKENS, VISION_ENCODER, ModelFile, find_file, list_dtypes
+from edge_vl_onnxruntime.graph_cut import CannotCut
 from edge_vl_onnxruntime.language import OnnxLanguageModel
-from edge_vl_onnxruntime.memory import language_memory, vision_memory
+from edge_vl_onnxruntime.memory import cut_language_memory, language_memory, vision_memory
 from edge_vl_onnxruntime.quantize import made_vision_file, quantized_vision_file, vision_int8_report
 from edge_vl_onnxruntime.session import (
     ENGINE,
@@ -83,6 +86,8 @@ class OnnxRuntimeEngine:
             "vision_dtypes_made": ["int8"] if "fp32" in vision and "int8" not in vision else [],
             "language_dtypes": sorted(language),
             "int8_vision": vision_int8_report(model, self._cache_dir),
+            "kv_precisions": list(PRECISIONS) if language else [],
+            "kv_parts": ["image", "first_layers", "last_layers"] if language else [],
         }
 
     def plan_memory(
@@ -100,8 +105,14 @@ class OnnxRuntimeEngine:
             return vision_memory(model, file, making_int8=made is None)
         text: Mapping[str, Any] = model.config.get("text_config") or model.config
         file, embed = _language_files(model, options)
-        is_shared = _names_in_place_operator(file.path)
-        return language_memory(model, file, embed.path, _context_length(model, text, options), is_shared=is_shared)
+        limit = _context_limit(model, text)
+        context_length = min(limit, options.context_length or limit)
+        isa, kept_in = read_environment().isa, self._kept_in()
+        if why_whole(file.path, text, options, isa, kept_in):
+            is_shared = _names_in_place_operator(file.path)
+            return language_memory(model, file, embed.path, context_length, is_shared=is_shared)
+        guarded = known_guards(file.path, text, isa, kept_in) if options.kv.wants_errors else None
+        return cut_language_memory(model, file, embed.path, context_length, options.kv, guarded)
 
     def load_vision(self, model: ModelSpec, options: LaneOptions) -> VisionEncoder:
         """Load `vision_encoder*.onnx`; `int8` is made from fp32 where the model does not bring it."""
@@ -117,30 +128,67 @@ class OnnxRuntimeEngine:
         """Load `decoder_model_merged*.onnx` and `embed_tokens*.onnx` and try both out."""
         from edge_vl.tokenizer import HFTokenizer  # late: it loads a library
 
-        if options.kv_dtype != "auto":
-            raise RequestError(
-                f"kv_dtype is {options.kv_dtype!r}, and engine {ENGINE!r} keeps its KV cache as the graph does: "
-                "leave it at 'auto', or let llama_cpp speak",
-                field="kv_dtype",
-            )
         file, embed_file = _language_files(model, options)
         tokenizer = HFTokenizer(model)
         text: Mapping[str, Any] = model.config.get("text_config") or model.config
-        decoder = open_session(file.path, options)
-        graph = read_decoder_graph(decoder, text)
-        spec = _language_spec(decoder, graph, file.dtype, _context_length(model, text, options))
-        one_thread = dataclasses.replace(options, threads=1)  # a lookup has nothing to share out
-        embed_session = open_session(embed_file.path, one_thread)
-        embedding = Embedding(embed_session, graph.embeds.dtype, graph.hidden_size)
-        _check_vocabulary(tokenizer, model.tokenizer_file, graph, file.path, embedding, embed_file.path)
-        whole = OnnxLanguageModel(decoder, graph, embedding, spec, tokenizer, is_shared=False)
-        return_freed_memory()
-        expected = _probe(whole, decoder)
-        if _names_in_place_operator(file.path):
-            in_place = OnnxLanguageModel(decoder, graph, embedding, spec, tokenizer, is_shared=True)
-            if _agrees(in_place, decoder, expected):
-                return in_place
-        return whole
+        limit = _context_limit(model, text)
+
+        def open_embedding(graph: DecoderGraph) -> Embedding:
+            one_thread = dataclasses.replace(options, threads=1)  # a lookup has nothing to share out
+            embedding = Embedding(open_session(embed_file.path, one_thread), graph.embeds.dtype, graph.hidden_size)
+            _check_vocabulary(tokenizer, model.tokenizer_file, graph, file.path, embedding, embed_file.path)
+            return embedding
+
+        def describe(decoder: Session, graph: DecoderGraph) -> LanguageSpec:
+            return _language_spec(decoder, graph, file.dtype, parts.context_length)
+
+        parts = DecoderParts(file.path, text, options, limit, tokenizer, open_embedding, describe)
+        try:
+            return load_cut(parts, read_environment().isa, self._kept_in())
+        except CannotCut as error:
+            why = str(error)
+        _check_whole_will_do(options, why)
+        return _load_whole(parts, why)
+
+    def _kept_in(self) -> Path | None:
+        return self._cache_dir or read_environment().cache_dir
+
+
+def _check_whole_will_do(options: LaneOptions, why: str) -> None:
+    """Refuse to run a graph whole where that cannot give what was asked for.
+
+    Raises:
+        RequestError: it cannot.
+    """
+    if not options.kv.is_auto:
+        raise RequestError(
+            f"kv is {options.kv.name!r}, and engine {ENGINE!r} keeps the KV cache as the graph does because it runs "
+            f"it whole: {why}; leave kv at 'auto', or let llama_cpp speak",
+            field="kv",
+        )
+    if options.attention == "cut":
+        raise RequestError(f"the graph cannot be cut at its attention: {why}", field="attention")
+
+
+def _load_whole(parts: DecoderParts, why: str) -> OnnxLanguageModel:
+    """Load a decoder that runs as it is, its cache in place if it works so.
+
+    Raises:
+        ModelError: it does not work.
+    """
+    decoder = open_session(parts.path, parts.options)
+    graph = read_decoder_graph(decoder, parts.text_config)
+    embedding = parts.open_embedding(graph)
+    note = f"attention: the graph's own, because {why}"
+    spec = dataclasses.replace(parts.describe(decoder, graph), notes=(note,))
+    whole = OnnxLanguageModel(decoder, graph, embedding, spec, parts.tokenizer, is_shared=False)
+    return_freed_memory()
+    expected = try_out(whole)
+    if _names_in_place_operator(parts.path):
+        in_place = OnnxLanguageModel(decoder, graph, embedding, spec, parts.tokenizer, is_shared=True)
+        if _agrees(in_place, expected):
+            return in_place
+    return whole
 
 
 def _source_of_int8(model: ModelSpec, options: LaneOptions) -> ModelFile | None:
@@ -157,13 +205,13 @@ def _language_files(model: ModelSpec, options: LaneOptions) -> tuple[ModelFile, 
     return decoder, find_file(model, EMBED_TOKENS, embed_dtype)
 
 
-def _context_length(model: ModelSpec, text: Mapping[str, Any], options: LaneOptions) -> int:
-    """Return the model's limit or what is wanted, whichever is smaller."""
+def _context_limit(model: ModelSpec, text: Mapping[str, Any]) -> int:
+    """Return the entries that a sequence of the model may have."""
     file = model.path / "config.json"
     limit = whole_number(text, "max_position_embeddings", file, low=1, high=_MAX_CONTEXT)
     if not limit:
         raise ModelError(f"{file} has no text_config.max_position_embeddings", file=str(file))
-    return min(limit, options.context_length or limit)
+    return limit
 
 
 def _check_vocabulary(
@@ -217,32 +265,10 @@ def _names_in_place_operator(path: Path) -> bool:
     return False
 
 
-def _probe(model: OnnxLanguageModel, decoder: Session) -> list[NDArray[np.float32]]:
-    """Run a few rows and one token, so that a graph that does not work is found at load.
-
-    Raises:
-        ModelError: it does not work.
-    """
-    random = np.random.default_rng(0)
-    rows = random.standard_normal((min(3, model.spec.context_length), model.spec.hidden_size)).astype(np.float32)
-    cache = model.new_cache()
-    try:
-        logits = [model.prefill(cache, [ImageEmbeds(rows, "probe")])]
-        if model.spec.context_length > cache.num_tokens:
-            logits.append(model.decode(cache, 0))
-    except EngineFault as error:
-        raise ModelError(
-            f"{decoder.path} does not work with its embeddings: {error.cause}", file=str(decoder.path)
-        ) from error
-    finally:
-        cache.close()
-    return [row for row in logits if row is not None]
-
-
-def _agrees(model: OnnxLanguageModel, decoder: Session, expected: list[NDArray[np.float32]]) -> bool:
+def _agrees(model: OnnxLanguageModel, expected: list[NDArray[np.float32]]) -> bool:
     """Whether in-place buffers give the same logits; if not, the graph works with growing ones all the same."""
     try:
-        found = _probe(model, decoder)
+        found = try_out(model)
     except ModelError:
         return False
     tolerance = 1e-3 if model.spec.dtype == "fp32" else 0.1

@@ -7,22 +7,27 @@ products; half-precision ones are widened; attention that is not one operator ho
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from edge_vl.config_values import section, whole_number
 from edge_vl.engine import LaneMemory
 from edge_vl.errors import ModelError
+from edge_vl.kv_policy import KVPolicy
 from edge_vl.model_spec import ModelSpec
 from edge_vl.passes import MAX_PREFILL_TOKENS
+from edge_vl_kernels.kv_format import KVGeometry
+from edge_vl_onnxruntime.cache_formats import cache_format
+from edge_vl_onnxruntime.decoder_feeds import RAMP_BYTES
 from edge_vl_onnxruntime.decoder_graph import COUNTS, PAST
 from edge_vl_onnxruntime.files import ModelFile
 from edge_vl_onnxruntime.kv_cache import shared_capacity
-from edge_vl_onnxruntime.language import MAX_ROWS, RAMP_BYTES
+from edge_vl_onnxruntime.language import MAX_ROWS
 from edge_vl_onnxruntime.onnx_file import FLOAT16, OnnxHeader, read_onnx_header
 
-__all__ = ["language_memory", "vision_memory"]
+__all__ = ["cut_language_memory", "language_memory", "vision_memory"]
 
 _WIDE = 4  # bytes of a number in CPU arithmetic: half precision is widened
 _GRAPH_BYTES = 12 << 20  # nodes, plans and code of one large session: 10.9 MiB for a decoder of 30 layers
@@ -72,7 +77,7 @@ def vision_memory(model: ModelSpec, file: ModelFile, *, making_int8: bool = Fals
 def language_memory(
     model: ModelSpec, decoder: ModelFile, embed: Path, context_length: int, *, is_shared: bool
 ) -> LaneMemory:
-    """Return what the language lane takes with one sequence as long as the context.
+    """Return what a decoder that runs whole takes with one sequence as long as the context.
 
     Args:
         model: its configuration has the dimensions.
@@ -84,44 +89,143 @@ def language_memory(
     Raises:
         ModelError: a file or the configuration cannot be used.
     """
-    header, embed_header = read_onnx_header(decoder.path), read_onnx_header(embed)
-    config_file = model.path / "config.json"
-    text: Mapping[str, Any] = section(model.config, "text_config", config_file) or model.config
-
-    def size(key: str, default: int) -> int:
-        return whole_number(text, key, config_file, low=1, high=_MAX_SIZE, default=default)
-
-    hidden = size("hidden_size", 1)
-    heads = size("num_attention_heads", 1)
-    head_dim = size("head_dim", max(1, hidden // heads))
-    kv_heads = size("num_key_value_heads", heads)
-    vocab_size, ffn = size("vocab_size", 1), size("intermediate_size", 4 * hidden)
-    entry_bytes = _entry_bytes(header, kv_heads, head_dim)
-    rows = min(MAX_ROWS, context_length, MAX_PREFILL_TOKENS + _tokens_per_unit(model))
-    step_bytes = rows * _WIDE * (4 * ffn + 6 * hidden)
+    language = _Language.read(model, decoder, embed, context_length)
+    heads, head_dim, rows = language.heads, language.head_dim, language.rows
+    entry_bytes = _entry_bytes(language.header, language.kv_heads, head_dim)
+    step_bytes = language.step_bytes
     if not is_shared:  # one operator does not hold the scores
         scores_bytes = heads * rows * context_length * _WIDE
         repeated_bytes = heads * head_dim * context_length * _WIDE
         mask_bytes = rows * context_length * _WIDE
         step_bytes += 2 * scores_bytes + 3 * repeated_bytes + 2 * mask_bytes
-    step_bytes += (1 if _keeps_one(header) else rows) * vocab_size * _WIDE
+    step_bytes += (1 if _keeps_one(language.header) else rows) * language.vocab_size * _WIDE
     kv_bytes = entry_bytes * (shared_capacity(context_length, context_length) if is_shared else context_length)
     # A cache that grows, or moves to larger buffers, is there twice for a moment.
     second_bytes = entry_bytes * (shared_capacity(context_length // 2, context_length) if is_shared else context_length)
-    weights_bytes, loading_bytes = _weights(header)
-    weights_bytes, loading_bytes = weights_bytes + embed_header.nbytes, loading_bytes + embed_header.nbytes
-    always_bytes = (
-        2 * _GRAPH_BYTES + RAMP_BYTES * context_length + _TOKENIZER_FACTOR * model.tokenizer_file.stat().st_size
+    return language.memory(kv_bytes, second_bytes + step_bytes)
+
+
+def cut_language_memory(
+    model: ModelSpec,
+    decoder: ModelFile,
+    embed: Path,
+    context_length: int,
+    policy: KVPolicy,
+    guarded: Collection[int] | None = None,
+) -> LaneMemory:
+    """Return what a decoder in pieces takes with one sequence as long as the context.
+
+    Args:
+        model: its configuration has the dimensions.
+        decoder: the graph to load.
+        embed: the graph of the token embeddings.
+        context_length: most entries of the sequence.
+        policy: in what precision they are kept.
+        guarded: layers that are kept finer where the policy leaves that to measurements; None: all, because it is not
+            known yet.
+
+    Raises:
+        ModelError: a file or the configuration cannot be used.
+    """
+    language = _Language.read(model, decoder, embed, context_length)
+    pasts = [entry for name, entry in language.header.inputs.items() if PAST.fullmatch(name)]
+    if not pasts or len(pasts[0].shape) != 4:
+        raise ModelError(f"{decoder.path} has no inputs past_key_values.N.key/value", file=str(decoder.path))
+    geometry = KVGeometry(
+        num_layers=len(pasts) // 2,
+        num_query_heads=language.heads,
+        num_kv_heads=pasts[0].shape[1] or language.kv_heads,
+        head_dim=pasts[0].shape[3] or language.head_dim,
     )
-    return LaneMemory(
-        weights_bytes=weights_bytes,
-        kv_bytes=kv_bytes,
-        activation_bytes=always_bytes + max(second_bytes + step_bytes, loading_bytes - weights_bytes - kv_bytes),
-        picture_bytes=0,
-        dtype=decoder.dtype,
-        file=str(decoder.path),
-        context_length=context_length,
-    )
+    if not policy.wants_errors:
+        guarded = ()
+    elif guarded is None:
+        guarded = range(geometry.num_layers)
+    stored = cache_format(policy, geometry, own="f16" if pasts[0].dtype == FLOAT16 else "f32", guarded=guarded)
+    page_bytes = max(page.nbytes for page in stored.pages)
+    kv_bytes = stored.num_closed(context_length) * page_bytes + stored.open.nbytes + stored.sinks_nbytes
+    # Buffers between pieces, and what the C library keeps of the memory of one piece when the next one is run.
+    step_bytes = 2 * language.step_bytes + stored.open.nbytes + page_bytes + language.vocab_size * _WIDE
+    return language.memory(kv_bytes, step_bytes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Language:
+    """What is known of a language model.
+
+    Attributes:
+        model: its configuration has the dimensions.
+        decoder: the graph to load.
+        header: its header.
+        embed: header of the graph of the token embeddings.
+        context_length: most entries of a sequence.
+        rows: of the largest step.
+        hidden: width of a row.
+        ffn: width within a layer.
+        heads: query heads.
+        kv_heads: key/value heads.
+        head_dim: width of a head.
+        vocab_size: length of a row of logits.
+    """
+
+    model: ModelSpec
+    decoder: ModelFile
+    header: OnnxHeader
+    embed: OnnxHeader
+    context_length: int
+    rows: int
+    hidden: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+
+    @classmethod
+    def read(cls, model: ModelSpec, decoder: ModelFile, embed: Path, context_length: int) -> Self:
+        """Read it from headers and configuration."""
+        config_file = model.path / "config.json"
+        text: Mapping[str, Any] = section(model.config, "text_config", config_file) or model.config
+
+        def size(key: str, default: int) -> int:
+            return whole_number(text, key, config_file, low=1, high=_MAX_SIZE, default=default)
+
+        hidden, heads = size("hidden_size", 1), size("num_attention_heads", 1)
+        return cls(
+            model=model,
+            decoder=decoder,
+            header=read_onnx_header(decoder.path),
+            embed=read_onnx_header(embed),
+            context_length=context_length,
+            rows=min(MAX_ROWS, context_length, MAX_PREFILL_TOKENS + _tokens_per_unit(model)),
+            hidden=hidden,
+            ffn=size("intermediate_size", 4 * hidden),
+            heads=heads,
+            kv_heads=size("num_key_value_heads", heads),
+            head_dim=size("head_dim", max(1, hidden // heads)),
+            vocab_size=size("vocab_size", 1),
+        )
+
+    @property
+    def step_bytes(self) -> int:
+        """What a layer holds during the largest step, attention not counted."""
+        return self.rows * _WIDE * (4 * self.ffn + 6 * self.hidden)
+
+    def memory(self, kv_bytes: int, step_bytes: int) -> LaneMemory:
+        """Return the sum: caches, what the largest step takes, and everything that does not depend on them."""
+        weights_bytes, loading_bytes = _weights(self.header)
+        weights_bytes, loading_bytes = weights_bytes + self.embed.nbytes, loading_bytes + self.embed.nbytes
+        tokenizer_bytes = _TOKENIZER_FACTOR * self.model.tokenizer_file.stat().st_size
+        always_bytes = 2 * _GRAPH_BYTES + RAMP_BYTES * self.context_length + tokenizer_bytes
+        return LaneMemory(
+            weights_bytes=weights_bytes,
+            kv_bytes=kv_bytes,
+            activation_bytes=always_bytes + max(step_bytes, loading_bytes - weights_bytes - kv_bytes),
+            picture_bytes=0,
+            dtype=self.decoder.dtype,
+            file=str(self.decoder.path),
+            context_length=self.context_length,
+        )
 
 
 def _weights(header: OnnxHeader) -> tuple[int, int]:

@@ -21,7 +21,10 @@ __all__ = [
     "INSTALL",
     "Session",
     "available_devices",
+    "choose_device",
     "import_onnxruntime",
+    "maps_weights",
+    "open_piece",
     "open_session",
     "reason",
     "return_freed_memory",
@@ -52,6 +55,7 @@ _INSTALL_DEVICE = {
     "directml": "pip install onnxruntime-directml",
 }
 _MAPS_FROM = (1, 21)  # the first version that takes a graph as bytes and weights from a folder
+_FOLDER_OF_WEIGHTS = "session.model_external_initializers_file_folder_path"
 _SEVERITY_FATAL = 4  # whatever matters arrives as an exception; nothing is written to standard error
 
 
@@ -109,20 +113,12 @@ def open_session(path: Path, options: LaneOptions) -> Session:
         ModelError: the file is broken or incomplete.
     """
     onnxruntime = import_onnxruntime()
-    device = _choose_device(options.device, available_devices(onnxruntime))
+    device = choose_device(options)
     threads = options.threads or usable_cores()
-    onnxruntime.set_default_logger_severity(_SEVERITY_FATAL)
-    settings = onnxruntime.SessionOptions()
-    settings.log_severity_level = _SEVERITY_FATAL
-    settings.intra_op_num_threads = threads
-    settings.inter_op_num_threads = 1
-    # The memory that is planned after the first run comes on top of what that run took, and is kept for each new shape.
-    settings.enable_mem_pattern = False
-    # Two lanes have two thread pools; one that spins while idle takes the cores from the other.
-    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    settings = _settings(onnxruntime, threads)
     try:
         native = onnxruntime.InferenceSession(
-            _graph(path, device, settings, onnxruntime),
+            _graph(path, device, settings),
             settings,
             providers=_providers(device, onnxruntime),
             enable_fallback=0,
@@ -138,20 +134,59 @@ def open_session(path: Path, options: LaneOptions) -> Session:
     return Session(native, path, actual, threads)
 
 
-def _graph(path: Path, device: str, settings: Any, onnxruntime: Any) -> str | bytes:
+def open_piece(graph: bytes, folder: Path, num_threads: int) -> Any:
+    """Load a part of a graph on the CPU and return its `onnxruntime.InferenceSession`.
+
+    Many of them are loaded for one model, so none keeps memory for its next run: the C library does that for all.
+
+    Args:
+        graph: the message; its weights are references into files.
+        folder: of these files.
+        num_threads: of its own pool.
+
+    Raises:
+        Exception: the backend's own errors share no base class.
+    """
+    onnxruntime = import_onnxruntime()
+    settings = _settings(onnxruntime, num_threads)
+    settings.enable_cpu_mem_arena = False
+    settings.add_session_config_entry(_FOLDER_OF_WEIGHTS, str(folder))
+    return onnxruntime.InferenceSession(graph, settings, providers=[DEVICES["cpu"]], enable_fallback=0)
+
+
+def _settings(onnxruntime: Any, threads: int) -> Any:
+    """Return what all sessions have in common."""
+    onnxruntime.set_default_logger_severity(_SEVERITY_FATAL)
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = _SEVERITY_FATAL
+    settings.intra_op_num_threads = threads
+    settings.inter_op_num_threads = 1
+    # The memory that is planned after the first run comes on top of what that run took, and is kept for each new shape.
+    settings.enable_mem_pattern = False
+    # Two lanes have two thread pools; one that spins while idle takes the cores from the other.
+    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return settings
+
+
+def _graph(path: Path, device: str, settings: Any) -> str | bytes:
     """Return the graph with its weights left in the file, to be mapped, or where that is not possible its path.
 
     On other devices than the CPU this was never tried; a file that is damaged is better explained by the backend.
     """
-    if device != "cpu" or _version(onnxruntime) < _MAPS_FROM:
+    if device != "cpu" or not maps_weights():
         return str(path)
     target = path.resolve()  # the backend follows no link out of the folder; a hub's cache is made of such links
     try:
         graph = graph_with_references(target)
     except ModelError:
         return str(path)
-    settings.add_session_config_entry("session.model_external_initializers_file_folder_path", str(target.parent))
+    settings.add_session_config_entry(_FOLDER_OF_WEIGHTS, str(target.parent))
     return graph
+
+
+def maps_weights() -> bool:
+    """Say whether this version takes a graph as bytes whose weights lie in files."""
+    return _version(import_onnxruntime()) >= _MAPS_FROM
 
 
 def _version(onnxruntime: Any) -> tuple[int, ...]:
@@ -177,8 +212,13 @@ def reason(error: BaseException) -> str:
     return text[:500]
 
 
-def _choose_device(wanted: str, available: tuple[str, ...]) -> str:
-    """Turn `auto` into a device that is there, and refuse one that is not."""
+def choose_device(options: LaneOptions) -> str:
+    """Turn `auto` into a device that is there, and refuse one that is not.
+
+    Raises:
+        EngineUnavailable: the device is missing.
+    """
+    wanted, available = options.device, available_devices(import_onnxruntime())
     if wanted == "auto":
         return "cuda" if "cuda" in available else "cpu"
     if wanted not in DEVICES:

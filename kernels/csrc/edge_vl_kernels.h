@@ -42,7 +42,8 @@ enum {
     EDGE_VL_KERNELS_ISA_NEON = 3,
 };
 
-// Return 1 if this library has the instruction set and this CPU can run it, else 0.
+// Return 1 if this library has the instruction set and this CPU can run it, 0 if the library lacks it, -1 if the CPU or
+// its operating system does.
 EDGE_VL_KERNELS_API int32_t edge_vl_kernels_has_isa(int32_t isa);
 
 // --- threads ---------------------------------------------------------------------------------------------------------

@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import edge_vl
+from edge_vl.runtime import Runtime
 from tests.cli.conftest import RunCli
 
 
@@ -47,6 +49,29 @@ def test_max_tokens_and_stop_reach_the_runtime(cli: RunCli, png: Path) -> None:
     assert (short["finish_reason"], short["usage"]["completion_tokens"]) == ("length", 2)
 
 
+def test_the_kv_policy_is_what_the_answer_names(cli: RunCli, png: Path) -> None:
+    engine = ("--language-engine", "llama_cpp", "--threads", "1")
+    for said, name in (("text=int8", "int8"), ("q4_0", "int4"), ("auto", "f16")):
+        done = cli("ask", str(png), "What is at the top left?", "--json", "--kv", said, *engine)
+        assert json.loads(done.out)["dtypes"]["kv"] == name, done.err
+
+
+def test_no_degrade_keeps_every_tile_whatever_the_deadline(
+    cli: RunCli, png: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    stream = Runtime.stream
+
+    def note(self: Runtime, *arguments: Any, **options: Any) -> Any:
+        asked.append(options["degrade"])
+        return stream(self, *arguments, **options)
+
+    monkeypatch.setattr(Runtime, "stream", note)
+    for option in ((), ("--no-degrade",), ("--degrade",)):
+        assert cli("ask", str(png), "What is at the top left?", *option).out == "a red square\n"
+    assert asked == [True, False, True]
+
+
 def test_the_same_seed_gives_the_same_answer(cli: RunCli, png: Path) -> None:
     options = ("--temperature", "1.5", "--top-p", "0.95", "--seed", "5")
     one, other = (cli("ask", str(png), "Describe the picture.", *options).out for _ in range(2))
@@ -64,6 +89,9 @@ def test_the_same_seed_gives_the_same_answer(cli: RunCli, png: Path) -> None:
         (["ask", "PNG", "What?", "--model", "bundeld"], 4, "did you mean 'bundled'"),
         (["ask", "PNG", "What?", "--vision-engine", "nope"], 4, "onnxruntime"),
         (["ask", "PNG", "What?", "--language-dtype", "q3"], 4, "q3"),
+        (["ask", "PNG", "What?", "--kv", "int5"], 2, "did you mean 'int8'"),
+        (["ask", "PNG", "What?", "--kv", "text=int8,image"], 2, "'image' is no part"),
+        (["ask", "PNG", "What?", "--language-engine", "llama_cpp", "--kv", "image=int4"], 2, "image cannot be said"),
         (["ask", "PNG", "What?", "--temperature", "-1"], 2, "temperature"),
         (["ask", "PNG", "What?", "--max-tokens", "0"], 2, "max_tokens"),
         (["ask", "PNG", "What?", "--deadline-s", "0.000001"], 6, "deadline"),

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from edge_vl import EngineUnavailable, registry
+from edge_vl.conversation import Conversation
 from edge_vl.engine import EngineStatus
+from edge_vl_kernels import available_isas
 from tests.cli.conftest import RunCli
 
 
@@ -27,6 +31,31 @@ def test_a_chat_answers_line_by_line_and_can_change_the_picture(cli: RunCli, png
     assert done.code == 0
     assert done.out.splitlines() == ["a red square", "1", "a blue square"]
     assert "missing.png" in done.err
+
+
+def test_a_chat_takes_the_mode_the_kv_policy_and_whether_tiles_may_be_left_out(
+    cli: RunCli, png: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+    stream = Conversation.stream
+
+    def note(self: Conversation, *arguments: Any, **options: Any) -> Any:
+        asked = stream(self, *arguments, **options)
+        seen.update(asked.answer.to_dict(), degrade=options["degrade"])
+        return asked
+
+    monkeypatch.setattr(Conversation, "stream", note)
+    options = ("--mode", "interleaved", "--no-degrade", "--language-engine", "llama_cpp", "--kv", "int8")
+    done = cli("chat", str(png), "--threads", "1", *options, stdin=b"What is at the top left?\n")
+
+    assert done.code == 0, done.err
+    assert seen["degrade"] is False
+    assert seen["dtypes"]["kv"] == "int8"
+    assert seen["timings"]["schedule"]["mode"] == "interleaved"
+    for bad, words in ((("--mode", "sideways"), "overlapped"), (("--kv", "int5"), "did you mean 'int8'")):
+        refused = cli("chat", str(png), *bad)
+        assert refused.code == 2
+        assert words in refused.err
 
 
 def test_a_chat_refuses_a_bad_picture_before_it_loads_the_model(cli: RunCli) -> None:
@@ -82,6 +111,36 @@ def test_doctor_finds_this_machine_ready(cli: RunCli) -> None:
     assert facts["can_answer"] is True
     assert facts["engines"]["onnxruntime"]["is_available"] is True
     assert facts["machine"]["cores"] >= 1
+
+
+def test_doctor_says_which_kernels_run_on_how_many_threads(cli: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
+    best = available_isas()[-1]
+    facts = json.loads(cli("doctor", "--json").out)["kernels"]
+    assert (facts["isa"], facts["compiled"], facts["asked_for"]) == (best, best != "reference", "auto")
+    assert facts["threads"] >= 1
+    assert not set(facts["missing"]) & set(available_isas())
+
+    monkeypatch.setenv("EDGE_VL_ISA", "reference")
+    assert "kernels     reference: the reference was asked for" in cli("doctor").out
+    if "scalar" in available_isas():
+        monkeypatch.setenv("EDGE_VL_ISA", "scalar")
+        assert re.search(r"kernels     scalar, compiled, as EDGE_VL_ISA says, \d+ threads?", cli("doctor").out)
+
+
+@pytest.mark.skipif("neon" in available_isas(), reason="a machine that has NEON")
+def test_doctor_advises_against_kernels_that_are_not_there(cli: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGE_VL_ISA", "neon")
+    out = cli("doctor").out
+    assert "kernels     neon: the 'neon' kernels are not available" in out
+    assert "advice      leave EDGE_VL_ISA out: the 'neon' kernels are not available" in out
+    assert "NumPy kernels are in use" not in out
+
+
+def test_doctor_says_why_no_better_kernels_run(cli: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_vl_kernels.missing_isas", lambda: {"avx1024": "nobody makes it"})
+
+    if "scalar" in available_isas():
+        assert re.search(r"kernels     .*compiled, .*; no avx1024: nobody makes it", cli("doctor").out)
 
 
 def test_doctor_gives_the_real_reason_why_an_engine_cannot_run(cli: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,15 @@ def test_json_is_one_object_with_every_row(cli: RunCli, costs_folder: Path) -> N
     assert Path(facts["file"]).parent == costs_folder
 
 
+def test_a_kv_policy_has_a_table_of_its_own(cli: RunCli, costs_folder: Path) -> None:
+    arguments = [argument.replace("onnxruntime", "llama_cpp") for argument in ARGUMENTS]
+    for kv in ("int8", "f16"):
+        done = cli(*arguments, "--json", "--kv", kv)
+        assert done.code == 0, done.err
+        assert json.loads(done.out)["language_dtype"] == f"fp16 KV {kv}"
+    assert len(list(costs_folder.iterdir())) == 2
+
+
 def test_an_unknown_model_is_told_in_json_too(cli: RunCli) -> None:
     done = cli("tune", "--model", "bundlet", "--json")
 

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edge_vl.engine import Engine, ImageEmbeds, KVCache, LaneOptions, LanguageModel, Prefillable, VisionEncoder
-from edge_vl.errors import CacheFull, EngineFault, RequestError
+from edge_vl.errors import CacheFull, EngineFault
 from edge_vl.model_spec import ModelSpec
 from edge_vl.models import find_model
 from edge_vl.plan import ImageUnit, TextChunk
@@ -194,30 +194,6 @@ def test_a_fork_of_a_fork_lives_on_without_its_trunk(language: LanguageModel) ->
     middle.close()
     assert distance(language.decode(leaf, 9), expected) < CELLS
     leaf.close()
-
-
-@pytest.mark.parametrize(("kv_dtype", "tolerance"), [("fp32", 2e-3), ("fp16", 1e-6), ("q8_0", 0.05), ("q4_0", 0.5)])
-def test_the_cache_may_have_another_precision(kv_dtype: str, tolerance: float, language: LanguageModel) -> None:
-    run = [TextChunk(tuple(range(5, 105)), 0)]
-    cache = language.new_cache()
-    expected = language.prefill(cache, run)
-    assert expected is not None
-    loaded = llama_engine.load_language(find_model("bundled"), replace(ONE_THREAD, kv_dtype=kv_dtype))
-    assert loaded.spec.kv_dtype == kv_dtype
-    other = loaded.new_cache()
-    found = loaded.prefill(other, run)
-    assert found is not None
-    assert distance(found, expected) <= tolerance
-    entry_bytes = {"fp32": 4.0, "fp16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}[kv_dtype] * 2 * 4 * 4 * 32
-    assert other.nbytes == 100 * entry_bytes
-    cache.close()
-    loaded.close()
-
-
-def test_an_unknown_precision_of_the_cache_is_refused_by_name() -> None:
-    with pytest.raises(RequestError, match="q8_0") as caught:
-        llama_engine.load_language(find_model("bundled"), replace(ONE_THREAD, kv_dtype="int8"))
-    assert caught.value.field == "kv_dtype"
 
 
 def test_image_embeds_of_a_wrong_type_or_width_never_reach_llama_cpp(language: LanguageModel) -> None:

@@ -15,6 +15,7 @@ import edge_vl
 from edge_vl.engine import LaneMemory, LaneOptions
 from edge_vl.errors import ModelError, RequestError
 from edge_vl.gguf_header import GGUFTensor
+from edge_vl.kv_policy import parse_kv_policy
 from edge_vl.model_spec import read_model_spec
 from edge_vl.models import find_model
 from edge_vl.plan import TextChunk
@@ -39,6 +40,8 @@ settings = llama.llama_context_default_params()
 settings.n_ctx, settings.n_batch, settings.n_ubatch = 1024, 512, 512
 settings.n_seq_max = settings.n_outputs_max = 32
 settings.kv_unified = True
+settings.type_k = settings.type_v = int(sys.argv[3])
+settings.flash_attn_type = int(sys.argv[4])
 context = llama.llama_init_from_model(model, settings)
 settings = mtmd.mtmd_context_params_default()
 settings.use_gpu, settings.warmup = False, True
@@ -60,9 +63,9 @@ def test_weights_are_the_tensors_of_the_file(lane: str, path: Path) -> None:
     assert (memory.file, memory.dtype) == (str(path), "fp16")
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp16", "q8_0"])
-def test_the_kv_cache_is_what_a_full_cache_holds(kv_dtype: str) -> None:
-    options = LaneOptions(context_length=256, kv_dtype=kv_dtype, threads=1)
+@pytest.mark.parametrize("kv", ["f16", "int8", "k8v4"])
+def test_the_kv_cache_is_what_a_full_cache_holds(kv: str) -> None:
+    options = LaneOptions(context_length=256, kv=parse_kv_policy(kv), threads=1)
     language = engine.load_language(find_model("bundled"), options)
     cache = language.new_cache()
     language.prefill(cache, [TextChunk((5,) * 256, 0)], want_logits=False)
@@ -71,10 +74,10 @@ def test_the_kv_cache_is_what_a_full_cache_holds(kv_dtype: str) -> None:
     language.close()
 
 
-def test_the_buffers_are_what_llama_cpp_reports() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", REPORT, str(TEXT), str(PROJECTOR)], capture_output=True, text=True, check=True
-    )
+@pytest.mark.parametrize(("kv", "kind", "flash"), [("f16", 1, -1), ("f32", 0, 0), ("int4", 2, 1)])
+def test_the_buffers_are_what_llama_cpp_reports(kv: str, kind: int, flash: int) -> None:
+    arguments = [sys.executable, "-c", REPORT, str(TEXT), str(PROJECTOR), str(kind), str(flash)]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
 
     def reported(what: str) -> float:
         found = re.search(
@@ -85,15 +88,16 @@ def test_the_buffers_are_what_llama_cpp_reports() -> None:
 
     model = find_model("bundled")
     text = find_text_file(model, "auto")
-    plan = plan_context(text, LaneOptions(context_length=1024), 0, keeps_states=False)
+    options = LaneOptions(context_length=1024, kv=parse_kv_policy(kv))
+    plan = plan_context(text, options, 0, keeps_states=False)
     logits_bytes = plan.max_sequences * 544 * 4
     # To the byte for larger models; here llama.cpp finds room for half a MiB less.
-    assert 0 <= text_compute_bytes(text, plan, logits_bytes) / MIB - reported("sched_reserve") <= 0.51
+    assert -0.02 <= text_compute_bytes(text, plan, logits_bytes) / MIB - reported("sched_reserve") <= 0.51
     projector = find_projector_file(model, text, "auto")
     vision_bytes = vision_compute_bytes(projector, 64)
     assert vision_bytes / MIB == pytest.approx(reported("reserve_compute_meta"), abs=0.02)
-    kv_bytes = planned("language", LaneOptions(context_length=1024)).kv_bytes
-    assert kv_bytes / MIB == reported("llama_kv_cache")
+    kv_bytes = planned("language", options).kv_bytes
+    assert kv_bytes / MIB == pytest.approx(reported("llama_kv_cache"), abs=0.0051)
 
 
 def test_the_cache_is_rounded_up_to_whole_blocks_as_llama_cpp_does() -> None:
@@ -134,8 +138,8 @@ def test_a_split_file_counts_with_all_its_parts(tmp_path: Path) -> None:
 
 
 def test_a_model_without_files_and_wrong_options_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="no KV cache in 'int3'"):
-        planned("language", LaneOptions(kv_dtype="int3"))
+    with pytest.raises(RequestError, match="so image cannot be said"):
+        planned("language", LaneOptions(kv=parse_kv_policy("text=int8,image=int4")))
     with pytest.raises(ModelError, match="no text model in q4_0"):
         planned("language", LaneOptions(dtype="q4_0"))
 

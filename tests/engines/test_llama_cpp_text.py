@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from edge_vl.engine import Engine, KVCache, LaneOptions, LanguageModel
 from edge_vl.errors import CacheFull, RequestError
 from edge_vl.families.native import Native
+from edge_vl.kv_policy import parse_kv_policy
 from edge_vl.message import Message
 from edge_vl.model_spec import ModelSpec, read_model_spec
 from edge_vl.plan import TextChunk
@@ -114,7 +115,7 @@ def test_four_bit_weights_name_their_precision(smollm2: tuple[ModelSpec, Languag
 def test_heads_that_are_no_whole_blocks_have_no_quantised_cache(tmp_path: Path) -> None:
     spec = write_text_model(tmp_path, "llama")
     with pytest.raises(RequestError, match="heads of 16"):
-        llama_engine.load_language(spec, LaneOptions(threads=1, kv_dtype="q8_0"))
+        llama_engine.load_language(spec, LaneOptions(threads=1, kv=parse_kv_policy("int8")))
 
 
 @pytest.fixture(scope="module")

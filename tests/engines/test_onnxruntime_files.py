@@ -24,6 +24,7 @@ from tokenizers import Tokenizer
 
 from edge_vl.engine import LaneOptions
 from edge_vl.errors import EngineUnavailable, ModelError, RequestError
+from edge_vl.kv_policy import parse_kv_policy
 from edge_vl.model_spec import ModelSpec
 from edge_vl.plan import ImageUnit, TextChunk
 from edge_vl_onnxruntime import engine as ort_engine
@@ -253,5 +254,5 @@ def test_a_tokenizer_with_more_ids_than_embeddings_is_refused_at_load(copy_model
 
 
 def test_a_kv_cache_in_another_precision_is_refused_and_not_ignored(models: Callable[[str], ModelSpec]) -> None:
-    with pytest.raises(RequestError, match="kv_dtype is 'q8_0'"):
-        ort_engine.load_language(models("plain"), LaneOptions(threads=1, kv_dtype="q8_0"))
+    with pytest.raises(RequestError, match="kv is 'int8'"):
+        ort_engine.load_language(models("plain"), LaneOptions(threads=1, kv=parse_kv_policy("int8")))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import platform
 import shutil
 import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from edge_vl_kernels import status
-from edge_vl_kernels.library import _file_name, open_library
+from edge_vl_kernels import ISAS, available_isas, missing_isas, status
+from edge_vl_kernels.library import _file_name, load, open_library
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+needs_library = pytest.mark.skipif(not status().compiled, reason="installed without compiled kernels")
 
 
 def test_the_status_names_the_library_and_the_instruction_set() -> None:
@@ -20,7 +25,7 @@ def test_the_status_names_the_library_and_the_instruction_set() -> None:
     if found.compiled:
         assert found.library is not None
         assert found.library.is_file()
-        assert found.isa == "scalar"
+        assert found.isa == available_isas()[-1] != "reference"
         assert not found.reason
     else:
         assert found.isa == "reference"
@@ -34,6 +39,74 @@ def test_the_reference_can_be_asked_for() -> None:
     assert found.isa == "reference"
     assert found.library is None
     assert "asked for" in found.reason
+
+
+@needs_library
+def test_what_this_machine_has_can_be_asked_for_and_nothing_else() -> None:
+    for isa in ISAS[1:]:
+        if isa in available_isas():
+            assert status(isa).isa == isa
+        else:
+            with pytest.raises(RuntimeError, match=f"the '{isa}' kernels are not available: th(is CPU|e library)"):
+                status(isa)
+
+
+@needs_library
+def test_a_library_has_a_number_for_each_instruction_set_and_none_for_the_reference() -> None:
+    assert load("scalar").number == 0
+    with pytest.raises(KeyError, match="reference"):
+        _ = load("reference").number
+
+
+@needs_library
+def test_the_compiled_units_are_those_of_this_processor() -> None:
+    """A compiler that knows them all built this library, so what is missing is missing in the processor."""
+    units = {"x86_64": {"avx2", "avx512"}, "aarch64": {"neon"}, "arm64": {"neon"}}.get(platform.machine(), set())
+
+    assert {*available_isas(), *missing_isas()} == {"reference", "scalar", *units}
+    assert not any("built without" in why for why in missing_isas().values())
+
+
+def emulate(cpu: str) -> Any:
+    """Ask what another processor would be used for."""
+    code = "import json, edge_vl_kernels as k; print(json.dumps([k.available_isas(), k.missing_isas()]))"
+    command = ["qemu-x86_64", "-cpu", cpu, sys.executable, "-c", code]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+@needs_library
+@pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="needs qemu-x86_64; on Debian: qemu-user")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the library is for another processor")
+@pytest.mark.parametrize(
+    ("cpu", "has_avx2"),
+    [
+        ("Nehalem", False),
+        ("SandyBridge", False),
+        ("Haswell", True),
+        ("max", True),
+        ("max,-f16c", False),
+        ("max,-fma", False),
+        ("max,-xsave", False),  # the operating system does not save the wide registers
+    ],
+)
+def test_an_instruction_set_runs_only_where_all_that_its_unit_may_use_is_there(cpu: str, has_avx2: bool) -> None:
+    available, missing = emulate(cpu)
+
+    assert available == ["reference", "scalar"] + ["avx2"] * has_avx2
+    assert missing["avx512"].startswith("this CPU lacks a feature that they need")
+    assert ("avx2" in missing) == (not has_avx2)
+
+
+@needs_library
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="needs readelf; on Debian: binutils")
+def test_the_library_needs_nothing_of_the_runtime_of_cpp() -> None:
+    dynamic = subprocess.run(
+        ["readelf", "--dynamic", str(status().library)], check=True, capture_output=True, text=True
+    ).stdout
+
+    assert "NEEDED" in dynamic
+    assert "libstdc++" not in dynamic
+    assert "libgcc_s" not in dynamic
 
 
 def test_a_missing_library_falls_back_and_says_so(tmp_path: Path) -> None:
@@ -57,7 +130,8 @@ def test_a_file_that_is_no_library_falls_back_and_says_so(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        ('extern "C" int edge_vl_kernels_abi_version() { return 999; }', "has ABI 999, not 1; reinstall"),
+        ('extern "C" int edge_vl_kernels_abi_version() { return 999; }', "has ABI 999, not 2; reinstall"),
+        ('extern "C" int edge_vl_kernels_abi_version() { return 2; }', "cannot be loaded"),
         ("int unrelated;", "cannot be loaded"),
     ],
 )
@@ -74,12 +148,13 @@ def test_a_library_of_another_version_falls_back_and_says_so(tmp_path: Path, sou
 
 def test_what_was_asked_for_by_name_is_never_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import edge_vl_kernels
-    from edge_vl_kernels.library import load
 
     monkeypatch.setattr(edge_vl_kernels, "__path__", [str(tmp_path)])
     load.cache_clear()
     try:
         assert not load("auto").status.compiled
+        assert available_isas() == ("reference",)
+        assert not missing_isas()
         with pytest.raises(RuntimeError, match=r"'scalar' kernels are not available: .* no compiled library"):
             load("scalar")
     finally:
