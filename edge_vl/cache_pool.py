@@ -7,6 +7,7 @@ import weakref
 from edge_vl.engine import BlockwiseCache, Graftable, KVCache, LanguageModel
 from edge_vl.entries import Entries
 from edge_vl.plan import ImageChunk, Plan
+from edge_vl.plan_check import may_cut_image
 from edge_vl.resident import Resident
 
 __all__ = ["CachePool"]
@@ -44,8 +45,9 @@ class CachePool:
     ) -> tuple[Resident, int]:
         """Find or make a cache that holds as much of a prompt's beginning as possible, and nothing else.
 
-        Whole images are kept or forgotten, and at least the prompt's last entry is left: somebody has to compute the
-        logits after it. The caller gives it back.
+        Whole images are kept or forgotten, but for one that the border of a compressed block tears and that prefill may
+        stop in. At least the prompt's last entry is left: somebody has to compute the logits after it. The caller gives
+        the cache back.
 
         Args:
             plan: the prompt.
@@ -219,11 +221,11 @@ def _usable_tokens(plan: Plan, entries: Entries, resident: Resident, *, allows_g
     kept = min(resident.num_common(entries), len(entries) - 1)
     if not allows_grafts:
         kept = min(kept, resident.num_exact)
-    while kept:
-        whole = _without_torn_image(plan, _keepable(resident.cache, kept))
-        if whole == kept:
-            break
-        kept = whole
+    whole = _without_torn_image(plan, kept)
+    kept = _keepable(resident.cache, whole)
+    while kept < whole and not may_cut_image(plan):  # what is left may end in an image, and that in another block
+        whole = _without_torn_image(plan, kept)
+        kept = _keepable(resident.cache, whole)
     is_all = kept == resident.num_tokens
     return kept if is_all or rules.rollback == "any" else 0
 

@@ -136,3 +136,22 @@ def test_sampling_repeats_itself_with_the_same_seed(runtime: Runtime, options: d
 def test_the_trace_says_whose_attention_runs(runtime: Runtime) -> None:
     notes = runtime.ask(PICTURES / NAMES[0], "What is it?", max_tokens=1).timings.schedule["engine_notes"]
     assert any(note.startswith("attention: ") for note in notes)
+
+
+@pytest.mark.parametrize("kv", ["f32", "int8", "int4"])
+def test_a_compressed_cache_that_was_rolled_back_answers_as_a_fresh_one(kv: str) -> None:
+    questions = ["Describe the picture.", "What is at the top left?", "How many objects are there?"]
+    with Runtime.open(model="bundled", kv=kv, threads=1) as kept:
+        answers = [kept.ask(PICTURES / NAMES[0], question) for question in questions]
+        with kept.conversation() as talk:
+            turns = [talk.ask(question, PICTURES / NAMES[0]).text for question in questions]
+    assert min(answer.reused["kv_tokens"] for answer in answers[1:]) >= 68  # up to the border of the first block
+    with Runtime.open(model="bundled", kv=kv, threads=1) as fresh:
+        with fresh.conversation() as talk:
+            again = [talk.ask(question, PICTURES / NAMES[0]).text for question in questions]
+    alone = []
+    for question in questions:
+        with Runtime.open(model="bundled", kv=kv, threads=1) as fresh:
+            alone.append(fresh.ask(PICTURES / NAMES[0], question).text)
+    assert [answer.text for answer in answers] == alone
+    assert turns == again

@@ -156,16 +156,20 @@ def test_inside_the_last_block_a_cache_is_used_to_the_last_common_entry() -> Non
     assert one.take(plan_of(text(*range(1, 7), 40, 41)))[1] == 6
 
 
-def test_an_image_torn_by_the_border_of_a_block_is_computed_as_a_whole_from_a_border() -> None:
+def torn(cuts_images: bool) -> int:
+    """Return what is kept of a cache in blocks of 4, of a prompt that differs behind an image of the entries 5 to 10."""
     one = bench(block_entries=4)
-    chunks = (text(1, 2, 3, 4, 5), image(1, 6), text(6, 7, 8, 9))
-    one.use(*chunks)
-    # 12 entries are common, 12 is a border: all are kept. 11 are common: the border 8 tears the image, and so does
-    # the 5 before it the block that begins at 4.
-    assert one.take(plan_of(text(1, 2, 3, 4, 5), image(1, 6), text(6, 40)))[1] == 12
-    one = bench(block_entries=4)
-    one.use(*chunks)
-    assert one.take(plan_of(text(1, 2, 3, 4, 5), image(1, 6), text(40)))[1] == 4
+    rules = RULES if cuts_images else replace(RULES, prefill_cut="block")
+    one.use(text(1, 2, 3, 4, 5), image(1, 6), text(6, 7, 8, 9), rules=rules)
+    return one.take(plan_of(text(1, 2, 3, 4, 5), image(1, 6), text(40), rules=rules))[1]
+
+
+def test_the_border_of_a_block_may_tear_an_image_that_prefill_may_stop_in() -> None:
+    assert torn(cuts_images=True) == 8
+
+
+def test_an_image_that_the_border_of_a_block_would_tear_is_computed_as_a_whole_from_an_earlier_border() -> None:
+    assert torn(cuts_images=False) == 4
 
 
 def test_an_idle_cache_is_taken_over_where_at_least_half_of_it_is_of_use() -> None:

@@ -133,31 +133,28 @@ class PageTable:
         if not num_entries:
             self._drop_sinks()
 
-    def cut(self, num_entries: int) -> int:
-        """Forget all but the first entries.
+    def keepable(self, num_entries: int) -> int:
+        """Return how many entries `cut` would keep: fewer where they end inside a compressed block."""
+        block, count = divmod(max(0, num_entries - self.cache_format.num_sinks), BLOCK_ENTRIES)
+        is_compressed = block < len(self.blocks) and not self._is_raw[self.formats[block]]
+        return num_entries - count if is_compressed else num_entries
 
-        Returns:
-            How many are left: fewer where they would end inside a compressed block, which is forgotten whole.
-        """
+    def cut(self, num_entries: int) -> None:
+        """Forget all but the first entries, of which there are as many as `keepable` says."""
         if num_entries <= self.cache_format.num_sinks:
             self._drop_blocks(0)
             self.drop_open()
             if not num_entries:
                 self._drop_sinks()
-            return num_entries
+            return
         block, count = divmod(num_entries - self.cache_format.num_sinks, BLOCK_ENTRIES)
         if (block, count) > (len(self.blocks), 0):  # they end in the open block
-            return num_entries
+            return
         self.drop_open()
-        if count and self._is_raw[self.formats[block]]:
+        if count:  # of a block that is stored as open ones are
             self.open_page, self.open_kinds = self.blocks[block], self.kinds[block]
             self.pool.share((self.open_page,))
-            count = 0
-            left = num_entries
-        else:
-            left = num_entries - count
         self._drop_blocks(block)
-        return left
 
     def fork(self) -> Self:
         """Return a table of the same pages."""

@@ -154,6 +154,16 @@ class PagedKVCache:
         copy._num_tokens = self._num_tokens
         return copy
 
+    def keepable(self, num_tokens: int) -> int:
+        """Return how many entries `trim(num_tokens)` would keep; see `edge_vl.engine.BlockwiseCache`.
+
+        Raises:
+            ValueError: there are fewer.
+        """
+        if not 0 <= num_tokens <= self._num_tokens:
+            raise ValueError(f"cannot keep {num_tokens} of {self._num_tokens} entries")
+        return num_tokens if num_tokens == self._num_tokens else self._table.keepable(int(num_tokens))
+
     def trim(self, num_tokens: int) -> None:
         """Forget all but the first `num_tokens` entries, and some more where these would end in a compressed block.
 
@@ -164,10 +174,10 @@ class PagedKVCache:
             EngineFault: the cache or the model is closed, or a step is under way.
         """
         self._check("trim")
-        if not 0 <= num_tokens <= self._num_tokens:
-            raise ValueError(f"cannot keep {num_tokens} of {self._num_tokens} entries")
-        if num_tokens < self._num_tokens:
-            self._num_tokens = self._table.cut(int(num_tokens))
+        kept = self.keepable(num_tokens)
+        if kept < self._num_tokens:
+            self._table.cut(kept)
+            self._num_tokens = kept
 
     def graft(self, donor: KVCache, start: int, stop: int) -> None:
         """Append a donor's entries; see `edge_vl.engine.Graftable`.

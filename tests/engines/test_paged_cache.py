@@ -125,6 +125,25 @@ def test_a_block_that_is_not_compressed_is_not_copied() -> None:
     assert model.pool.num_pages_in_use == 4
 
 
+@pytest.mark.parametrize("num_tokens", [0, 1, SINKS, SINKS + 1, SINKS + 64, SINKS + 65, SINKS + 130, SINKS + 192])
+def test_it_says_beforehand_what_a_trim_keeps(model: Model, num_tokens: int) -> None:
+    for kept in range(num_tokens + 1):
+        cache = model.cache(num_tokens)
+        keepable = cache.keepable(kept)
+        assert cache.num_tokens == num_tokens  # saying so changes nothing
+        cache.trim(kept)
+        assert cache.num_tokens == keepable <= kept
+        assert cache.keepable(keepable) == keepable
+        cache.close()
+
+
+def test_what_is_not_there_cannot_be_kept(int8: Model) -> None:
+    cache = int8.cache(10)
+    for wrong in (-1, 11):
+        with pytest.raises(ValueError, match="cannot keep"):
+            cache.keepable(wrong)
+
+
 def test_memory_does_not_shrink_while_entries_come(model: Model) -> None:
     cache = model.cache()
     assert cache.nbytes == 0
