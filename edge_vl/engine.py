@@ -50,6 +50,8 @@ class LaneOptions:
         device: `auto`, `cpu`, or a name that the engine lists in its status.
         context_length: wanted cache entries; None takes the model's own limit.
         kv: in what precision the KV cache is kept; `auto` is the engine's own.
+        is_kv_wish: `kv` is what a profile prefers and nobody asked for: an engine that finds while it loads that it
+            cannot keep it takes its own precision and says so in `LanguageSpec.notes`.
         attention: of the language lane, where the engine has a choice: `cut` takes the graph apart at its attention and
             runs attention over caches of our own between the parts, `whole` runs the graph as it is; `auto` cuts
             where that is possible.
@@ -60,6 +62,7 @@ class LaneOptions:
     device: str = "auto"
     context_length: int | None = None
     kv: KVPolicy = field(default_factory=KVPolicy)
+    is_kv_wish: bool = False
     attention: Literal["auto", "cut", "whole"] = "auto"
 
 

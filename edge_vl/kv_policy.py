@@ -34,7 +34,8 @@ MAX_LOGIT_ERROR = 0.5
 """Root mean square error of a layer's attention logits from which on `auto` guards the layer.
 
 Logits are the scaled products of queries and keys, before softmax; an error of 0.5 in one of them changes its weight by
-a factor of e**0.5 = 1.65.
+a factor of e**0.5 = 1.65. With 4 bits the layers of two trained models are between 0.06 and 0.48, and answers of one of
+them began to change between 1.3 and 2.6 in its last layer.
 """
 
 _PRECISIONS: tuple[Precision, ...] = get_args(Precision)

@@ -188,6 +188,7 @@ def _decide_lane(
         device=choice.device,
         context_length=None if is_vision else wishes.context_length or profile.limits.context_length,
         kv=_AUTO_KV if is_vision else kv,
+        is_kv_wish=not is_vision and kv is not wishes.kv,
     )
     budget = _budget_bytes(profile, machine, choice.device)
     return LaneDecision(lane, choice.attempts, facts.engine, options, budget), notes

@@ -197,6 +197,7 @@ def test_a_profiles_kv_policy_is_used_where_the_engine_offers_it_and_its_absence
     found = decision(own(kv=parse_kv_policy(kv)), {"ort": facts("fp32", kv=offer)})
 
     assert found.language.options.kv.name == ("auto" if note else kv)
+    assert found.language.options.is_kv_wish is not bool(note)
     assert len(found.notes) == bool(note)
     assert all(note in told for told in found.notes)
 
@@ -206,6 +207,7 @@ def test_what_the_caller_wants_of_the_kv_cache_comes_before_the_profile() -> Non
     found = decision(own(kv=parse_kv_policy("int8")), known, Wishes(kv=parse_kv_policy("f16")))
 
     assert found.language.options.kv.name == "f16"
+    assert not found.language.options.is_kv_wish
 
 
 def test_a_decision_tells_the_kv_policy_by_its_name() -> None:

@@ -70,6 +70,8 @@ def print_timings(answer: Answer, *, loaded_s: float) -> None:
         table.add_row(_ms(steps[0].start_s), took, str(len(steps)), "language", f"decode, {each} each")
     console = Console(stderr=True)
     console.print(table)
+    for note in timings.schedule.get("engine_notes", ()):
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
     rate = f", {timings.tokens_per_s:.0f} tokens/s" if timings.tokens_per_s else ""
     usage = answer.usage
     console.print(

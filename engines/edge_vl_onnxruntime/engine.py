@@ -160,7 +160,7 @@ def _check_whole_will_do(options: LaneOptions, why: str) -> None:
     Raises:
         RequestError: it cannot.
     """
-    if not options.kv.is_auto:
+    if not options.kv.is_auto and not options.is_kv_wish:
         raise RequestError(
             f"kv is {options.kv.name!r}, and engine {ENGINE!r} keeps the KV cache as the graph does because it runs "
             f"it whole: {why}; leave kv at 'auto', or let llama_cpp speak",
@@ -179,8 +179,10 @@ def _load_whole(parts: DecoderParts, why: str) -> OnnxLanguageModel:
     decoder = open_session(parts.path, parts.options)
     graph = read_decoder_graph(decoder, parts.text_config)
     embedding = parts.open_embedding(graph)
-    note = f"attention: the graph's own, because {why}"
-    spec = dataclasses.replace(parts.describe(decoder, graph), notes=(note,))
+    notes = [f"attention: the graph's own, because {why}"]
+    if not parts.options.kv.is_auto:
+        notes.append(f"KV cache: as the graph keeps it, not in the profile's {parts.options.kv.name}, for the same reason")
+    spec = dataclasses.replace(parts.describe(decoder, graph), notes=tuple(notes))
     whole = OnnxLanguageModel(decoder, graph, embedding, spec, parts.tokenizer, is_shared=False)
     return_freed_memory()
     expected = try_out(whole)

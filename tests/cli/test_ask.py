@@ -39,7 +39,7 @@ def test_json_has_one_object_with_all_that_a_script_needs(cli: RunCli, png: Path
 def test_verbose_shows_every_stage_on_standard_error(cli: RunCli, png: Path) -> None:
     done = cli("ask", str(png), "What is at the top left?", "--verbose")
     assert done.out == "a red square\n"
-    for stage in ("picture", "tile", "encode", "prefill", "first token", "decode", "tokens/s"):
+    for stage in ("picture", "tile", "encode", "prefill", "first token", "decode", "tokens/s", "attention: "):
         assert stage in done.err
 
 

@@ -95,6 +95,15 @@ def test_what_only_pieces_can_do_is_refused_where_the_graph_runs_whole(
     assert caught.value.field == field
 
 
+def test_what_a_profile_prefers_and_only_pieces_can_do_is_passed_over_with_a_note(
+    models: Callable[[str], ModelSpec], tmp_path: Path
+) -> None:
+    language = load(models("plain"), replace(AUTO, kv=parse_kv_policy("int8"), is_kv_wish=True), tmp_path)
+    assert language.spec.kv == ""
+    assert any("not in the profile's int8" in note for note in language.spec.notes)
+    language.close()
+
+
 def test_the_whole_graph_runs_where_that_is_asked_for(grouped: ModelSpec, tmp_path: Path) -> None:
     language = load(grouped, WHOLE, tmp_path)
     assert isinstance(language, OnnxLanguageModel)
