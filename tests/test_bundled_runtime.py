@@ -146,9 +146,8 @@ def test_a_compressed_cache_that_was_rolled_back_answers_as_a_fresh_one(kv: str)
         with kept.conversation() as talk:
             turns = [talk.ask(question, PICTURES / NAMES[0]).text for question in questions]
     assert min(answer.reused["kv_tokens"] for answer in answers[1:]) >= 68  # up to the border of the first block
-    with Runtime.open(model="bundled", kv=kv, threads=1) as fresh:
-        with fresh.conversation() as talk:
-            again = [talk.ask(question, PICTURES / NAMES[0]).text for question in questions]
+    with Runtime.open(model="bundled", kv=kv, threads=1) as fresh, fresh.conversation() as talk:
+        again = [talk.ask(question, PICTURES / NAMES[0]).text for question in questions]
     alone = []
     for question in questions:
         with Runtime.open(model="bundled", kv=kv, threads=1) as fresh:

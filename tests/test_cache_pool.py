@@ -157,7 +157,7 @@ def test_inside_the_last_block_a_cache_is_used_to_the_last_common_entry() -> Non
 
 
 def torn(cuts_images: bool) -> int:
-    """Return what is kept of a cache in blocks of 4, of a prompt that differs behind an image of the entries 5 to 10."""
+    """Return how much of a prompt that differs behind an image, entries 5 to 10, is kept of a cache in blocks of 4."""
     one = bench(block_entries=4)
     rules = RULES if cuts_images else replace(RULES, prefill_cut="block")
     one.use(text(1, 2, 3, 4, 5), image(1, 6), text(6, 7, 8, 9), rules=rules)

@@ -187,10 +187,41 @@ def test_a_decoder_that_says_other_things_is_found_out(weak_folder: Path) -> Non
     assert found.logits.kl_mean > 0.1
 
 
-def test_a_kv_policy_alone_leaves_the_weights_as_they_are(weak_folder: Path) -> None:
+def test_everything_that_is_asked_for_is_held_against_the_most_faithful(weak_folder: Path) -> None:
     found = verify(weak_folder, language_dtype="q4", kv="int8", num_prompts=1, **ENGINES)
     assert (found.reference.language, found.reference.kv) == ("onnxruntime fp32", "f32")
     assert (found.candidate.language, found.candidate.kv) == ("onnxruntime q4", "int8")
+
+
+def test_what_only_the_profile_says_is_the_same_on_both_sides_unless_nothing_is_asked(
+    weak_folder: Path, tmp_path: Path
+) -> None:
+    profile = tmp_path / "camera.toml"
+    profile.write_text(
+        """schema = 1
+id = "camera"
+name = "A camera"
+[[match]]
+[[vision.engines]]
+name = "onnxruntime"
+[[language.engines]]
+name = "onnxruntime"
+dtypes = ["q4"]
+[kv]
+text = "int8"
+"""
+    )
+    settings: dict[str, Any] = {"profile": profile, "threads": 1, "num_prompts": 1}
+
+    only_kv = verify(weak_folder, kv="f16", **settings)
+    everything = verify(weak_folder, **settings)
+
+    assert only_kv.reference.language == only_kv.candidate.language == "onnxruntime q4"
+    assert (only_kv.reference.kv, only_kv.candidate.kv) == ("f32", "f16")
+    assert only_kv.verdict == "yes"
+    assert (everything.reference.language, everything.reference.kv) == ("onnxruntime fp32", "f32")
+    assert (everything.candidate.language, everything.candidate.kv) == ("onnxruntime q4", "int8")
+    assert everything.verdict == "no"
 
 
 def test_layers_that_4_bits_would_harm_stand_out(tmp_path: Path) -> None:

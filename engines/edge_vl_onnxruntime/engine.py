@@ -181,7 +181,8 @@ def _load_whole(parts: DecoderParts, why: str) -> OnnxLanguageModel:
     embedding = parts.open_embedding(graph)
     notes = [f"attention: the graph's own, because {why}"]
     if not parts.options.kv.is_auto:
-        notes.append(f"KV cache: as the graph keeps it, not in the profile's {parts.options.kv.name}, for the same reason")
+        wish = parts.options.kv.name
+        notes.append(f"KV cache: as the graph keeps it and not in the profile's {wish}, for the same reason")
     spec = dataclasses.replace(parts.describe(decoder, graph), notes=tuple(notes))
     whole = OnnxLanguageModel(decoder, graph, embedding, spec, parts.tokenizer, is_shared=False)
     return_freed_memory()

@@ -100,7 +100,7 @@ def test_what_a_profile_prefers_and_only_pieces_can_do_is_passed_over_with_a_not
 ) -> None:
     language = load(models("plain"), replace(AUTO, kv=parse_kv_policy("int8"), is_kv_wish=True), tmp_path)
     assert language.spec.kv == ""
-    assert any("not in the profile's int8" in note for note in language.spec.notes)
+    assert any("and not in the profile's int8" in note for note in language.spec.notes)
     language.close()
 
 
