@@ -1,7 +1,7 @@
 // Rows on their way into a cache and queries on theirs to it: turned by their position, measured, stored.
 //
-// Only for inclusion by the kv_<isa>.cpp units; see kv_kernel.h. The loops are plain: each unit's compiler makes vectors
-// of them, and the results are the same bits everywhere.
+// Only for inclusion by the kv_<isa>.cpp units; see kv_kernel.h. The loops are plain: each unit's compiler makes
+// vectors of them, and the results are the same bits everywhere.
 
 #pragma once
 
@@ -56,7 +56,8 @@ inline void measure(const KvAppend *rows, KvMagnitudes *magnitudes) {
     for (int64_t row = 0; row < rows->num_rows; ++row) {
         turn(model, rows->first_position + row, rows->keys + row * rows->key_row, turned);
         magnitudes->keys = largest_magnitude(turned, model.head_dim, magnitudes->keys);
-        magnitudes->values = largest_magnitude(rows->values + row * rows->value_row, model.head_dim, magnitudes->values);
+        const float *values = rows->values + row * rows->value_row;
+        magnitudes->values = largest_magnitude(values, model.head_dim, magnitudes->values);
     }
 }
 
@@ -94,7 +95,8 @@ void append(const KvAppend *rows) {
         turn(model, rows->first_position + row, rows->keys + row * rows->key_row, turned);
         if (rows->is_sinks) {  // (key before value, entry, channel)
             store_row<S>(turned, head_dim, slice.key_precision, rows->memory, entry * head_dim, 1);
-            store_row<S>(values, head_dim, slice.value_precision, rows->memory, (model.num_sinks + entry) * head_dim, 1);
+            const int64_t first_value = (model.num_sinks + entry) * head_dim;
+            store_row<S>(values, head_dim, slice.value_precision, rows->memory, first_value, 1);
         } else {
             store_row<S>(turned, head_dim, slice.key_precision, rows->memory, entry, kBlockEntries);
             store_row<S>(values, head_dim, slice.value_precision, rows->memory + slice.values, entry * head_dim, 1);

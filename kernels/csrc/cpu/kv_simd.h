@@ -95,8 +95,8 @@ struct Index {
     constexpr operator int() const { return I; }
 };
 
-// Call `use` with Index<0> to Index<N - 1>. Arrays of vectors are indexed with these: where an index becomes constant only
-// when a loop is unrolled, GCC keeps the array in memory.
+// Call `use` with Index<0> to Index<N - 1>. Arrays of vectors are indexed with these: where an index becomes constant
+// only when a loop is unrolled, GCC may keep the array in memory.
 template <int N, class Use>
 EDGE_VL_INLINE void for_each_index(const Use &use) {
     if constexpr (N > 0) {
