@@ -157,10 +157,11 @@ class RequestError(EdgeVLError, ValueError):
 class ContextLengthError(EdgeVLError):
     """The prompt leaves no room for an answer in the model's context."""
 
-    def __init__(self, num_tokens: int, max_context: int) -> None:
-        """Keep both numbers."""
+    def __init__(self, num_tokens: int, max_context: int, *, num_answer_tokens: int = 1) -> None:
+        """Keep both numbers, and say how much of the context is for the answer."""
+        part = "one" if num_answer_tokens == 1 else num_answer_tokens
         super().__init__(
-            f"the prompt has {num_tokens} tokens and the context holds {max_context}, one of them for the answer; "
+            f"the prompt has {num_tokens} tokens and the context holds {max_context}, {part} of them for the answer; "
             "use fewer or smaller pictures, a shorter question, or a new conversation"
         )
         self.num_tokens = num_tokens

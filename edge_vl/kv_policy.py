@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from numbers import Integral
 from typing import Any, Literal, get_args
 
 from edge_vl.errors import RequestError
@@ -46,7 +47,7 @@ _WORDS: dict[str, Precision] = {
     **{"fp32": "f32", "fp16": "f16", "q8_0": "int8", "q4_0": "int4"},
 }
 _SPLIT = re.compile(r"k(32|16|8|4)v(32|16|8|4)")
-_GUARD = re.compile(r"(.+?)(?:x(\d{1,3}))?")
+_GUARD = re.compile(r"(.+?)(?:x([0-9]{1,3}))?", re.IGNORECASE)
 _EXAMPLE = "text=int8,image=int4,first_layers=int8,last_layers=int8"
 _EXPECTED = f"auto, {', '.join(_PRECISIONS)}, k8v4, or parts such as {_EXAMPLE}"
 
@@ -57,6 +58,18 @@ class KVPrecision:
 
     keys: Precision
     values: Precision
+
+    def __post_init__(self) -> None:
+        """Check both.
+
+        Raises:
+            RequestError: one is none.
+        """
+        for side in (self.keys, self.values):
+            if side not in _PRECISIONS:
+                raise RequestError(
+                    f"keys and values of a KV cache are kept in {', '.join(_PRECISIONS)}, not {side!r:.40}", field="kv"
+                )
 
     @property
     def name(self) -> str:
@@ -86,11 +99,17 @@ class LayerGuard:
     num_layers: int = 1
 
     def __post_init__(self) -> None:
-        """Check the number.
+        """Check precision and number.
 
         Raises:
-            RequestError: it is less than 1.
+            RequestError: the one is none, or the other is no number or less than 1.
         """
+        precision: object = self.precision
+        number: object = self.num_layers
+        if not isinstance(precision, KVPrecision):
+            raise _no_part("the precision of a layer guard", "a KVPrecision", precision)
+        if isinstance(number, bool) or not isinstance(number, Integral):
+            raise _no_part("the number of layers of a guard", "a whole number", number)
         if self.num_layers < 1:
             raise RequestError(f"a layer guard covers at least 1 layer, not {self.num_layers}", field="kv")
 
@@ -116,6 +135,19 @@ class KVPolicy:
     image: KVPrecision | None = None
     first_layers: LayerGuard | Literal["auto"] | None = "auto"
     last_layers: LayerGuard | Literal["auto"] | None = "auto"
+
+    def __post_init__(self) -> None:
+        """Check the parts.
+
+        Raises:
+            RequestError: one is of another type; `parse_kv_policy` is what reads text.
+        """
+        for key, side in (("text", self.text), ("image", self.image)):
+            if side is not None and not isinstance(side, KVPrecision):
+                raise _no_part(key, "a KVPrecision or None", side)
+        for key, guard in (("first_layers", self.first_layers), ("last_layers", self.last_layers)):
+            if guard is not None and guard != "auto" and not isinstance(guard, LayerGuard):
+                raise _no_part(key, "a LayerGuard, 'auto' or None", guard)
 
     @property
     def name(self) -> str:
@@ -273,19 +305,19 @@ def _split(text: str, field: str) -> dict[str, str]:
 def _of_kind(said: str, field: str, key: str) -> KVPrecision | None:
     """Read the precision of one kind of token; None for `auto`."""
     if key == "text":
-        return None if said.strip() == "auto" else _precision(said, field)
-    if said.strip() == "auto":
+        return None if said.strip().lower() == "auto" else _precision(said, field)
+    if said.strip().lower() == "auto":
         raise RequestError(f"{field}.image: leave it out for image tokens to be kept as text is", field="kv")
     return _precision(said, f"{field}.image")
 
 
 def _guard(said: str, field: str) -> LayerGuard | Literal["auto"] | None:
     word = said.strip()
-    if word in ("auto", "none"):
-        return "auto" if word == "auto" else None
+    if word.lower() in ("auto", "none"):
+        return "auto" if word.lower() == "auto" else None
     match = _GUARD.fullmatch(word)
     precision, number = match.groups() if match else (word, None)
-    if number == "0":
+    if number is not None and not int(number):
         raise RequestError(f"{field}: a layer guard covers at least 1 layer; 'none' is for no guard", field="kv")
     return LayerGuard(
         _precision(precision, field, "; with a number of layers: int8x2; or none, or auto"), int(number or 1)
@@ -302,6 +334,13 @@ def _precision(said: str, field: str, more: str = "") -> KVPrecision:
         return KVPrecision(keys, values)
     hint = _nearest(word, [*_WORDS, "auto", "k8v4"])
     raise RequestError(f"{field} is {said!r:.60}; {hint + '; ' if hint else ''}expected {_EXPECTED}{more}", field="kv")
+
+
+def _no_part(what: str, expected: str, found: object) -> RequestError:
+    """Say what an object was built from in its place."""
+    return RequestError(
+        f"{what} must be {expected}, not {found!r:.40}; parse_kv_policy reads text such as 'int8'", field="kv"
+    )
 
 
 def _nearest(word: str, known: Sequence[str]) -> str:

@@ -109,7 +109,10 @@ def verify(
     progress = Progress(on_progress)
     prompts, expected = run_reference(spec, reference, progress, num_prompts, pictures)
     found = run_candidate(spec, candidate, reference, progress, prompts, expected)
-    is_compressed = candidate.language.options.kv.is_compressed and not reference.language.options.kv.is_compressed
+    kept, plain = (
+        parse_kv_policy(side.kv) for side in (found.side, expected.side)
+    )  # a profile's wish may be passed over
+    is_compressed = kept.is_compressed and not plain.is_compressed
     return _report(spec.name, candidate, prompts, expected, found, is_compressed=is_compressed)
 
 

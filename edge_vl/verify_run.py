@@ -12,8 +12,9 @@ import numpy as np
 
 from edge_vl.agreement import LogitsAgreement, compare_logits
 from edge_vl.engine import ImageEmbeds, LanguageModel, MemoryPlanner, VisionEncoder
-from edge_vl.errors import Cancelled
+from edge_vl.errors import Cancelled, ContextLengthError
 from edge_vl.kv_error import KVErrors, KVMeter
+from edge_vl.kv_policy import parse_kv_policy
 from edge_vl.passes import pieces_of
 from edge_vl.plan import ImageUnit
 from edge_vl.verify_answers import PromptAnswers, VerifyPrompt, answer_prompt, follow_prompt, prefillables
@@ -118,6 +119,10 @@ def run_reference(
         embeds = _encode(lanes, prompts, progress)
         answers = lanes.language_lane.submit(_answer, language, prompts, embeds, progress).result()
         return prompts, SideRun(_side(spec, decision, lanes, answers), embeds, answers)
+    except ContextLengthError as error:  # of a prompt, and with room for the whole answer
+        raise ContextLengthError(
+            error.num_tokens, lanes.language.spec.context_length, num_answer_tokens=_MAX_TOKENS
+        ) from error
     except BaseException:
         progress.is_cancelled.set()
         raise
@@ -160,7 +165,8 @@ def run_candidate(
                 progress.step("pictures")
         else:
             embeds = _encode(lanes, prompts, progress)
-        language, is_compressed = lanes.language, decision.language.options.kv.is_compressed
+        language = lanes.language
+        is_compressed = parse_kv_policy(language.spec.kv or "auto").is_compressed
         job = lanes.language_lane.submit(_follow, language, prompts, embeds, expected.answers, progress)
         answers, logits = job.result()
         layers = None
@@ -247,7 +253,7 @@ def _side(spec: ModelSpec, decision: Decision, lanes: Lanes, answers: Sequence[P
     return Side(
         vision="" if vision is None else f"{vision.spec.engine} {vision.spec.dtype}",
         language=f"{language.engine} {language.dtype}",
-        kv=decision.language.options.kv.name,
+        kv=language.kv or "auto",
         weights_bytes=_weights_bytes(spec, decision),
         kv_bytes=max(answer.nbytes for answer in answers),
         notes=language.notes,

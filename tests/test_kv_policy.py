@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import pytest
@@ -45,6 +46,9 @@ policies = st.builds(KVPolicy, st.none() | precisions, st.none() | precisions, g
         ("f32", KVPolicy(KVPrecision("f32", "f32"))),
         ("int8", KVPolicy(INT8)),
         (" INT4 ", KVPolicy(INT4)),
+        (" AUTO ", KVPolicy()),
+        ("text=INT4,first_layers=AUTO,last_layers=None", KVPolicy(INT4, None, "auto", None)),
+        ("text=int4,first_layers=INT8X2", KVPolicy(INT4, None, LayerGuard(INT8, 2))),
         ("k8v4", KVPolicy(K8V4)),
         ("int8/int4", KVPolicy(K8V4)),
         ("k16v8", KVPolicy(KVPrecision("f16", "int8"))),
@@ -81,6 +85,9 @@ def test_the_names_of_other_tools_mean_the_same(old: str, new: str) -> None:
         ("text=int8,colour=int4", "known: text, image, first_layers, last_layers"),
         ("image=auto", "leave it out for image tokens to be kept as text is"),
         ("first_layers=int8x0", "kv.first_layers: a layer guard covers at least 1 layer"),
+        ("first_layers=int8x00", "a layer guard covers at least 1 layer; 'none' is for no guard"),
+        ("first_layers=int8x\u0662", "with a number of layers: int8x2; or none, or auto"),
+        ("image=AUTO", "leave it out for image tokens to be kept as text is"),
         ("first_layers=int8xx", "with a number of layers: int8x2; or none, or auto"),
         ("last_layers=2", "kv.last_layers is '2'"),
         ("image=int5", "kv.image is 'int5'; did you mean 'int8'"),
@@ -197,6 +204,27 @@ def test_a_policy_says_whether_answers_may_change(said: str, is_compressed: bool
 def test_a_guard_of_no_layers_is_refused() -> None:
     with pytest.raises(RequestError, match="at least 1 layer, not 0"):
         LayerGuard(INT8, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "words"),
+    [
+        (KVPrecision, ("int9", "int8"), "kept in f32, f16, int8, int4, not 'int9'"),
+        (KVPrecision, ("int8", ["x"]), r"not \['x'\]"),
+        (KVPolicy, ("int8",), "text must be a KVPrecision or None, not 'int8'; parse_kv_policy reads text"),
+        (KVPolicy, (None, 8), "image must be a KVPrecision or None, not 8"),
+        (KVPolicy, (None, None, INT8), "first_layers must be a LayerGuard, 'auto' or None"),
+        (KVPolicy, (None, None, None, "none"), "last_layers must be a LayerGuard, 'auto' or None, not 'none'"),
+        (LayerGuard, ("int8", 1), "precision of a layer guard must be a KVPrecision, not 'int8'"),
+        (LayerGuard, (INT8, "2"), "must be a whole number, not '2'"),
+        (LayerGuard, (INT8, True), "must be a whole number, not True"),
+    ],
+)
+def test_a_policy_that_is_built_from_something_else_is_refused_at_once(
+    kind: Callable[..., object], values: tuple[Any, ...], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        kind(*values)
 
 
 def test_an_offer_says_what_of_a_policy_it_lacks() -> None:

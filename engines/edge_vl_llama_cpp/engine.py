@@ -23,7 +23,7 @@ from edge_vl_llama_cpp.cutting import CuttingEncoder
 from edge_vl_llama_cpp.file_checks import check_cutting, check_projector_file, check_text_file
 from edge_vl_llama_cpp.files import GGUFFile, dtypes_of, find_projector_file, find_text_file, list_files
 from edge_vl_llama_cpp.flash_attention import check_flash_attention
-from edge_vl_llama_cpp.kv_types import flash_attention, head_widths, kv_precisions
+from edge_vl_llama_cpp.kv_types import grant_kv, head_widths, kv_precisions
 from edge_vl_llama_cpp.language import LlamaLanguageModel
 from edge_vl_llama_cpp.library import ENGINE, INSTALL, Library, open_library
 from edge_vl_llama_cpp.memory import language_memory, vision_memory
@@ -95,6 +95,7 @@ class LlamaCppEngine:
             text = find_text_file(model, "auto")
             return vision_memory(model, text, find_projector_file(model, text, options.dtype))
         file = find_text_file(model, options.dtype)
+        options, _ = grant_kv(file, options)
         return language_memory(model, file, plan_context(file, options, _block_tokens(model), keeps_states=False))
 
     def load_vision(self, model: ModelSpec, options: LaneOptions) -> VisionEncoder:
@@ -135,18 +136,23 @@ class LlamaCppEngine:
         device = library.device(options.device)
         file = find_text_file(model, options.dtype)
         check_text_file(file)
-        kv = plan_context(file, options, 0, keeps_states=False).kv  # refuses wrong options before anything is loaded
-        if flash_attention(kv) == "required":
-            check_flash_attention(library, device, file, kv)
+        # Refuses wrong options before anything is loaded.
+        options, notes = grant_kv(file, options, lambda kv: check_flash_attention(library, device, file, kv))
         native = self._models.open(library, file.path, device, with_weights=True)
         try:
-            return self._language(library, model, options, file, native)
+            return self._language(library, model, options, file, native, notes)
         except BaseException:
             native.close()
             raise
 
     def _language(
-        self, library: Library, model: ModelSpec, options: LaneOptions, file: GGUFFile, native: NativeModel
+        self,
+        library: Library,
+        model: ModelSpec,
+        options: LaneOptions,
+        file: GGUFFile,
+        native: NativeModel,
+        notes: tuple[str, ...],
     ) -> LlamaLanguageModel:
         device = library.device(options.device)
         if library.llama.llama_model_has_encoder(native.pointer):
@@ -170,6 +176,7 @@ class LlamaCppEngine:
             file=str(file.path),
             kv=plan.kv.name,
             rollback="whole" if native.is_recurrent else "any",
+            notes=notes,
         )
         return LlamaLanguageModel(native, context, plan, spec, tokenizer)
 

@@ -10,16 +10,28 @@ required for the ones, off for the others, and llama.cpp's own choice otherwise.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from edge_vl.engine import LaneOptions
 from edge_vl.errors import RequestError
 from edge_vl.kv_offer import KVOffer
 from edge_vl.kv_policy import KVPolicy, KVPrecision, Precision
 from edge_vl_llama_cpp.files import GGUFFile
 from edge_vl_llama_cpp.library import ENGINE
 
-__all__ = ["KV_TYPES", "KVType", "choose_kv", "entry_bytes", "flash_attention", "head_widths", "kv_precisions"]
+__all__ = [
+    "KV_TYPES",
+    "KVType",
+    "choose_kv",
+    "entry_bytes",
+    "flash_attention",
+    "grant_kv",
+    "head_widths",
+    "kv_precisions",
+]
 
 _NO_FLASH = ("grok",)
 """Architectures that llama.cpp runs without flash attention."""
@@ -75,6 +87,36 @@ def choose_kv(file: GGUFFile, policy: KVPolicy) -> KVPrecision:
     if reason := _conflict(file, precision):
         raise RequestError(f"kv is {policy.name!r}, and {reason}", field="kv")
     return precision
+
+
+def grant_kv(
+    file: GGUFFile, options: LaneOptions, check_device: Callable[[KVPrecision], None] | None = None
+) -> tuple[LaneOptions, tuple[str, ...]]:
+    """Pass over a policy that only a profile wishes for where llama.cpp cannot keep it.
+
+    Args:
+        file: the text model.
+        options: how it is to be loaded.
+        check_device: raises a `RequestError` where the device does not run flash attention that a precision requires;
+            None: it does.
+
+    Returns:
+        Options with a policy that llama.cpp keeps, and a note if that is not the profile's.
+
+    Raises:
+        RequestError: llama.cpp cannot keep it, and it was asked for.
+    """
+    try:
+        precision = choose_kv(file, options.kv)
+        if check_device is not None and flash_attention(precision) == "required":
+            check_device(precision)
+    except RequestError as error:
+        if not options.is_kv_wish:
+            raise
+        own = dataclasses.replace(options, kv=KVPolicy(), is_kv_wish=False)
+        kept = choose_kv(file, own.kv).name
+        return own, (f"KV cache: in {kept} and not in the profile's {options.kv.name}: {error}",)
+    return options, ()
 
 
 def flash_attention(precision: KVPrecision) -> Literal["required", "off", "auto"]:

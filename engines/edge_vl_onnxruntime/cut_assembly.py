@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge_vl.errors import EdgeVLError, ModelError
+from edge_vl.errors import EdgeVLError
 from edge_vl.kv_policy import MAX_LOGIT_ERROR, KVPolicy, TokenKind
 from edge_vl.machine import usable_cores
 from edge_vl_kernels.kv import KVKernels, Rope
@@ -16,11 +16,12 @@ from edge_vl_onnxruntime.cache_formats import cache_format
 from edge_vl_onnxruntime.cut_geometry import geometry_of
 from edge_vl_onnxruntime.cut_language import CutLanguageModel
 from edge_vl_onnxruntime.cut_sessions import open_sessions
-from edge_vl_onnxruntime.cut_store import CutStore, ProvenCut
+from edge_vl_onnxruntime.cut_store import CutStore
 from edge_vl_onnxruntime.decoder_graph import read_decoder_graph
 from edge_vl_onnxruntime.decoder_parts import DecoderParts, try_out
 from edge_vl_onnxruntime.embedding import Embedding
 from edge_vl_onnxruntime.graph_cut import CannotCut
+from edge_vl_onnxruntime.proven_cut import ProvenCut
 from edge_vl_onnxruntime.session import return_freed_memory
 
 if TYPE_CHECKING:
@@ -86,13 +87,18 @@ class CutAssembly:
         return_freed_memory()
 
     def open(self) -> CutLanguageModel:
-        """Return the model that is asked for, tried out."""
+        """Return the model that is asked for, tried out.
+
+        Raises:
+            ModelError: it does not work.
+            CannotCut: what it needs cannot be measured.
+        """
         model = self.make(self._wanted())
         try:
             try_out(model)
-        except ModelError as error:
+        except BaseException:
             model.close()
-            raise CannotCut(str(error)) from error
+            raise
         return model
 
     def make(self, making: Making) -> CutLanguageModel:

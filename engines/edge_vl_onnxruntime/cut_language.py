@@ -197,13 +197,13 @@ class CutLanguageModel:
 
     def detach(self) -> None:
         """Give back what is not sessions, which go on in another model. May be called twice."""
+        self._kernels.close()  # first: it refuses while another thread is in them
         self._is_open = False
         self._passes.clear()
         self._heads.clear()
         self._one_row = self._one_head = None
         self._buffers = Buffers(self._plan, 0)
         self._pool.close()
-        self._kernels.close()
 
     def close(self) -> None:
         """Give the memory back. May be called twice."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 from collections.abc import Mapping
@@ -17,11 +16,12 @@ from edge_vl_onnxruntime.cut_assembly import CutAssembly, Making
 from edge_vl_onnxruntime.cut_geometry import cut_evenly
 from edge_vl_onnxruntime.cut_language import CutLanguageModel
 from edge_vl_onnxruntime.cut_proof import make_exercise, prove, solve_whole
-from edge_vl_onnxruntime.cut_store import CutStore, ProvenCut
+from edge_vl_onnxruntime.cut_store import CutStore
 from edge_vl_onnxruntime.decoder_graph import read_decoder_graph
 from edge_vl_onnxruntime.decoder_parts import DecoderParts
 from edge_vl_onnxruntime.graph_cut import CannotCut, CutGraph
 from edge_vl_onnxruntime.onnx_file import read_onnx_header
+from edge_vl_onnxruntime.proven_cut import ProvenCut
 from edge_vl_onnxruntime.session import ENGINE, choose_device, open_session, reason, return_freed_memory
 
 __all__ = ["known_guards", "load_cut", "why_whole"]
@@ -53,8 +53,10 @@ def load_cut(parts: DecoderParts, isa: str, cache_dir: Path | None) -> CutLangua
         raise CannotCut(known)
     if known is not None:
         _check_positions(known.cut, parts)
-        with contextlib.suppress(CannotCut):  # it worked before: what has changed is found out again
+        try:
             return CutAssembly(parts, isa, store, known).open()
+        except Exception:  # it worked before: whatever has changed, the proof finds it out and says it better
+            store.forget()
     return _prove(parts, isa, store)
 
 
@@ -76,11 +78,9 @@ def why_whole(
     isa = _kernels_in_use(isa)
     if why := _why_not_here(options, isa):
         return why
-    known = CutStore(cache_dir, path, text_config, isa).reason()
-    if known is None:
-        state = path.stat()
-        known = _why_not_cut(path, state.st_size, state.st_mtime_ns, json.dumps(text_config, default=str))
-    return known
+    store = CutStore(cache_dir, path, text_config, isa)
+    known = store.reason()
+    return _why_not_cut(path, store.key, json.dumps(text_config, default=str)) if known is None else known
 
 
 def known_guards(
@@ -125,8 +125,8 @@ def _why_not_here(options: LaneOptions, isa: str) -> str:
 
 
 @functools.lru_cache(maxsize=16)
-def _why_not_cut(path: Path, _size: int, _mtime_ns: int, text_config: str) -> str:
-    """Try it, once for each state of a file: a memory plan asks many times."""
+def _why_not_cut(path: Path, _key: str, text_config: str) -> str:
+    """Try it, once for each state of the files: a memory plan asks many times."""
     try:
         cut_evenly(path, json.loads(text_config))
     except CannotCut as error:
@@ -161,14 +161,15 @@ def _prove(parts: DecoderParts, isa: str, store: CutStore) -> CutLanguageModel:
     proven = ProvenCut.of(cut, decoder)
     del decoder  # never both in memory
     return_freed_memory()
+    is_exact = spec.dtype == "fp32" and not cut.shares_scales and not _has_small_weights(parts.path)
     loaded = CutAssembly(parts, isa, store, proven, embedding)
     model = loaded.make(Making(KVPolicy(), exercise.num_entries))
-    is_exact = spec.dtype == "fp32" and not cut.shares_scales and not _has_small_weights(parts.path)
     try:
         prove(model, exercise, expected, graph, _TOLERANCE if is_exact else _ROUNDED_TOLERANCE)
-    except CannotCut as error:
+    except BaseException as error:
         model.close()
-        store.save(str(error))
+        if isinstance(error, CannotCut):
+            store.save(str(error))
         raise
     store.save(proven)
     return loaded.finish(model)

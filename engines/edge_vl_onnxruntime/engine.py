@@ -147,20 +147,25 @@ class OnnxRuntimeEngine:
             return load_cut(parts, read_environment().isa, self._kept_in())
         except CannotCut as error:
             why = str(error)
-        _check_whole_will_do(options, why)
+        _check_whole_will_do(parts, why)
         return _load_whole(parts, why)
 
     def _kept_in(self) -> Path | None:
         return self._cache_dir or read_environment().cache_dir
 
 
-def _check_whole_will_do(options: LaneOptions, why: str) -> None:
+def _check_whole_will_do(parts: DecoderParts, why: str) -> None:
     """Refuse to run a graph whole where that cannot give what was asked for.
 
     Raises:
+        ModelError: it does not run whole either.
         RequestError: it cannot.
     """
-    if not options.kv.is_auto and not options.is_kv_wish:
+    options = parts.options
+    is_kv_lost = not options.kv.is_auto and not options.is_kv_wish
+    if (is_kv_lost or options.attention == "cut") and options.attention != "whole":
+        _load_whole(parts, why).close()  # where the file is damaged, that is what must be said
+    if is_kv_lost:
         raise RequestError(
             f"kv is {options.kv.name!r}, and engine {ENGINE!r} keeps the KV cache as the graph does because it runs "
             f"it whole: {why}; leave kv at 'auto', or let llama_cpp speak",

@@ -111,7 +111,7 @@ def read_onnx_header(path: Path) -> OnnxHeader:
     for location in {weight.location for weight in weights} - {""}:
         try:
             nbytes += (path.parent / location).stat().st_size
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: the name has a zero byte
             raise ModelError(
                 f"{path} keeps weights in {location}, which is missing; download it too, beside it", file=str(path)
             ) from error

@@ -123,6 +123,7 @@ def open_session(path: Path, options: LaneOptions) -> Session:
             providers=_providers(device, onnxruntime),
             enable_fallback=0,
         )
+        _read_names(native)
     except Exception as error:  # the backend's own errors share no base class
         raise ModelError(_explain(path, error), file=str(path)) from error
     names = {provider: name for name, provider in DEVICES.items()}
@@ -152,6 +153,16 @@ def open_piece(graph: bytes, folder: Path, num_threads: int) -> Any:
     settings.enable_cpu_mem_arena = False
     settings.add_session_config_entry(_FOLDER_OF_WEIGHTS, str(folder))
     return onnxruntime.InferenceSession(graph, settings, providers=[DEVICES["cpu"]], enable_fallback=0)
+
+
+def _read_names(native: Any) -> None:
+    """Read every name that the backend hands out: it checks none of them itself.
+
+    Raises:
+        UnicodeDecodeError: one is not UTF-8.
+    """
+    for node in (*native.get_inputs(), *native.get_outputs()):
+        node.name, node.type, node.shape  # noqa: B018
 
 
 def _settings(onnxruntime: Any, threads: int) -> Any:
@@ -239,6 +250,8 @@ def _providers(device: str, onnxruntime: Any) -> list[str]:
 def _explain(path: Path, error: Exception) -> str:
     """Say what is wrong with a file and what to do."""
     text = reason(error)
+    if isinstance(error, UnicodeDecodeError):
+        return f"{path} is damaged: it has names that are not UTF-8; download it again: {text}"
     lower = text.lower()
     if "external data" in lower or "external_data" in lower or "filesystem error" in lower:
         return f"{path} keeps weights in another file that is missing or incomplete; download it too, beside it: {text}"

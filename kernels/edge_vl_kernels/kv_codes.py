@@ -57,8 +57,7 @@ def dequantize(
 def pack_halves(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Put two 4-bit codes into a byte: the first half of the last axis into the low bits, the second into the high."""
     half = codes.shape[-1] // 2
-    packed: NDArray[np.uint8] = codes[..., :half] | codes[..., half:] << 4
-    return packed
+    return (codes[..., :half] | codes[..., half:] << 4).astype(np.uint8, copy=False)
 
 
 def unpack_halves(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:

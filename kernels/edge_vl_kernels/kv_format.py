@@ -9,6 +9,7 @@ came in. A *page* holds one block of all layers.
 from __future__ import annotations
 
 import functools
+import operator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -64,7 +65,11 @@ class KVGeometry:
 
         Raises:
             ValueError: the format does not cover them.
+            TypeError: one is no integer.
         """
+        for name in ("num_layers", "num_query_heads", "num_kv_heads", "head_dim"):
+            # A plain int: NumPy's wrap around.
+            object.__setattr__(self, name, operator.index(getattr(self, name)))
         if min(self.num_layers, self.num_query_heads, self.num_kv_heads) < 1:
             raise ValueError(f"layers and heads must be at least 1, not {self}")
         if self.num_query_heads % self.num_kv_heads:
@@ -183,6 +188,14 @@ class CacheFormat:
     pages: tuple[PageFormat, ...]
     open: PageFormat
     num_sinks: int
+
+    def __post_init__(self) -> None:
+        """Check that `num_sinks` is an integer.
+
+        Raises:
+            TypeError: it is not.
+        """
+        object.__setattr__(self, "num_sinks", operator.index(self.num_sinks))
 
     @property
     def geometry(self) -> KVGeometry:

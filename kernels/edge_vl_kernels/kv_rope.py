@@ -37,6 +37,9 @@ class Rope:
             object.__setattr__(self, name, np.ascontiguousarray(table))
         if self.cosines.shape != self.sines.shape:
             raise ValueError(f"cosines are {describe(self.cosines)} but sines {describe(self.sines)}")
+        if self.is_interleaved not in (False, True):
+            raise ValueError(f"is_interleaved must be True or False, not {self.is_interleaved!r}")
+        object.__setattr__(self, "is_interleaved", bool(self.is_interleaved))
 
     @property
     def num_positions(self) -> int:

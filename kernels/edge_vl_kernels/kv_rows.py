@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ __all__ = ["KVRows"]
 
 
 class KVRows:
-    """Where the rows of a step are: made by `KVKernels.rows`, used by any number of steps.
+    """Where the rows of a step are: made by `KVKernels.rows`, used by any number of steps; none of it can be replaced.
 
     Attributes:
         kernels: that they were made by.
@@ -27,7 +28,15 @@ class KVRows:
         address: of their structure in C.
     """
 
-    __slots__ = ("_struct", "address", "context", "kernels", "keys", "num_rows", "queries", "values")
+    kernels: object
+    num_rows: int
+    queries: NDArray[np.float32] | None
+    keys: NDArray[np.float32]
+    values: NDArray[np.float32]
+    context: NDArray[np.float32] | None
+    address: int
+
+    __slots__ = ("_kept", "address", "context", "kernels", "keys", "num_rows", "queries", "values")
 
     def __init__(
         self,
@@ -54,13 +63,22 @@ class KVRows:
             for name, rows in (("queries", queries), ("keys", keys), ("values", values)):
                 if np.may_share_memory(context, rows):
                     raise ValueError(f"context must not share memory with {name}")
-        self.kernels = kernels
-        self.queries, self.keys, self.values, self.context = queries, keys, values, context
-        self.num_rows = num_rows
         arrays = (queries, keys, values, context)
         strides = [0 if rows is None else rows.strides[axis] // rows.itemsize for rows in arrays for axis in (0, 1)]
-        self._struct = kv_abi.Rows(*(None if rows is None else rows.ctypes.data for rows in arrays), *strides)
-        self.address = ctypes.addressof(self._struct)
+        struct = kv_abi.Rows(*(None if rows is None else rows.ctypes.data for rows in arrays), *strides)
+        # NumPy does not resize an array that is weakly referenced.
+        kept = (struct, [None if rows is None else weakref.ref(rows) for rows in arrays])
+        names = ("kernels", "num_rows", "queries", "keys", "values", "context", "_kept", "address")
+        for name, attribute in zip(names, (kernels, num_rows, *arrays, kept, ctypes.addressof(struct)), strict=True):
+            object.__setattr__(self, name, attribute)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Refuse: the structure in C points to what is here."""
+        raise AttributeError(f"{name} cannot be replaced; make other rows")
+
+    def __delattr__(self, name: str) -> None:
+        """Refuse, likewise."""
+        raise AttributeError(f"{name} cannot be deleted; make other rows")
 
 
 def _check_rows(name: str, rows: NDArray[np.float32], shape: tuple[int, ...]) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edge_vl_kernels import kv_abi
+from edge_vl_kernels.elf import elf_nbytes
 
 __all__ = [
     "ABI_VERSION",
@@ -123,7 +124,7 @@ def load(isa: str = "auto") -> Library:
         RuntimeError: it was asked for by name and is not there.
     """
     if isa not in ISAS:
-        close = difflib.get_close_matches(isa, ISAS, n=1)
+        close = difflib.get_close_matches(str(isa), ISAS, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(ISAS)}"
         raise ValueError(f"unknown instruction set {isa!r}; {hint}")
     if isa == "reference":
@@ -148,12 +149,15 @@ def open_library(folders: Iterable[Path]) -> Library:
 
     Returns:
         The library with the best instruction set that it and this CPU have, or the reference with the reason: it is
-        missing, cannot be loaded, or has another ABI.
+        missing, cut short, cannot be loaded, or has another ABI.
     """
     file = next((path for folder in folders if (path := folder / _file_name()).is_file()), None)
     if file is None:
         return _reference("the package was installed without a C++ compiler, so it has no compiled library")
     try:
+        nbytes, expected = file.stat().st_size, elf_nbytes(file)
+        if nbytes < expected:
+            return _reference(f"{file} is cut short: {nbytes} of {expected} bytes; reinstall edge-vl")
         functions = ctypes.CDLL(str(file))
         abi_version = functions.edge_vl_kernels_abi_version()
         if abi_version != ABI_VERSION:

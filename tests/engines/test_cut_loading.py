@@ -15,7 +15,7 @@ from onnxruntime.quantization import quantize_dynamic
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
 from edge_vl.engine import LaneOptions
-from edge_vl.errors import EngineUnavailable, RequestError
+from edge_vl.errors import EngineUnavailable, ModelError, RequestError
 from edge_vl.kv_policy import parse_kv_policy
 from edge_vl.model_spec import ModelSpec
 from edge_vl.models import find_model
@@ -243,6 +243,72 @@ def test_pieces_that_do_not_open_any_more_are_made_again(
     monkeypatch.setattr(cut_assembly, "open_sessions", fail_once)
     load_in_pieces(grouped, AUTO, tmp_path).close()
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("error", [KeyError("a name"), ValueError("a shape"), TypeError("a type"), IndexError("none")])
+def test_whatever_goes_wrong_with_a_known_cut_it_is_forgotten_and_proven_again(
+    grouped: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    load_in_pieces(grouped, AUTO, tmp_path).close()
+    (entry,) = (tmp_path / "onnxruntime").glob("cut-*.npz")
+    first = entry.read_bytes()
+    was_there: list[bool] = []
+
+    def fail_once(model: Any) -> Any:
+        was_there.append(entry.exists())
+        raise error
+
+    monkeypatch.setattr(cut_assembly, "try_out", fail_once)
+    load_in_pieces(grouped, AUTO, tmp_path).close()  # the proof tries it out in its own way
+    assert was_there == [True]
+    assert entry.read_bytes() == first
+
+
+def save_with_weights_beside(path: Path) -> Path:
+    """Move the weights of a graph into a file beside it, and return that."""
+    onnx.save(onnx.load(path), path, save_as_external_data=True, location="weights.bin", size_threshold=1024)
+    return path.with_name("weights.bin")
+
+
+@pytest.mark.parametrize("damage", ["cut short", "missing", "damaged graph"])
+@pytest.mark.parametrize("asked", [{"kv": parse_kv_policy("int8")}, {"attention": "cut"}, {}])
+def test_a_damaged_decoder_is_called_damaged_whatever_is_asked_for(
+    grouped: ModelSpec, tmp_path: Path, damage: str, asked: dict[str, Any]
+) -> None:
+    path = grouped.path / "onnx" / "decoder_model_merged.onnx"
+    weights = save_with_weights_beside(path)
+    kept = weights.read_bytes()
+    if damage == "cut short":
+        weights.write_bytes(kept[:5000])
+    elif damage == "missing":
+        weights.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(ModelError) as caught:
+        load(grouped, replace(AUTO, **asked), tmp_path)
+    assert caught.value.file == str(path)
+    if damage != "damaged graph":
+        weights.write_bytes(kept)
+        load_in_pieces(grouped, replace(AUTO, **asked), tmp_path).close()
+
+
+def test_other_weights_beside_the_same_graph_are_proven_again(grouped: ModelSpec, tmp_path: Path) -> None:
+    weights = save_with_weights_beside(grouped.path / "onnx" / "decoder_model_merged.onnx")
+    load_in_pieces(grouped, AUTO, tmp_path).close()
+    content = bytearray(weights.read_bytes())
+    content[:4] = np.float32(0.01).tobytes()
+    weights.write_bytes(content)
+    load_in_pieces(grouped, AUTO, tmp_path).close()
+    assert graphs(tmp_path) == 2
+
+
+@pytest.mark.parametrize("name", ["logits", "past_key_values.0.key"])
+def test_a_name_that_is_not_utf8_is_a_damaged_file(grouped: ModelSpec, tmp_path: Path, name: str) -> None:
+    path = grouped.path / "onnx" / "decoder_model_merged.onnx"
+    path.write_bytes(path.read_bytes().replace(name.encode(), b"\xff" + name.encode()[1:]))
+    with pytest.raises(ModelError, match=r"names that are not UTF-8; download it again") as caught:
+        load(grouped, AUTO, tmp_path)
+    assert caught.value.file == str(path)
 
 
 def test_another_graph_under_the_same_name_is_proven_again(grouped: ModelSpec, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from edge_vl_llama_cpp import flash_attention
 from edge_vl_llama_cpp.context import make_context, plan_context
 from edge_vl_llama_cpp.files import GGUFFile, find_text_file
 from edge_vl_llama_cpp.flash_attention import check_flash_attention, runs_flash_attention
-from edge_vl_llama_cpp.kv_types import KV_TYPES, choose_kv, entry_bytes
+from edge_vl_llama_cpp.kv_types import KV_TYPES, choose_kv, entry_bytes, grant_kv
 from edge_vl_llama_cpp.library import Library, open_library
 from edge_vl_llama_cpp.native_model import ModelPool, NativeModel
 
@@ -266,6 +267,54 @@ def test_models_that_do_not_allow_a_precision_are_named(
     with pytest.raises(RequestError) as caught:
         choose_kv(file, parse_kv_policy(kv))
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "values", "kv"),
+    [
+        ("grok", {}, "int8"),
+        ("deepseek2", {"key_length_mla": 192}, "k8v4"),
+        ("llama", {"key_length": 80}, "int8"),
+        ("llama", {}, "k32v4"),
+        ("llama", {}, "text=int8,image=int4"),
+    ],
+)
+def test_what_only_a_profile_wishes_for_is_passed_over_where_it_cannot_be_kept(
+    text_file: GGUFFile, architecture: str, values: dict[str, int], kv: str
+) -> None:
+    file, wish = changed(text_file, architecture, **values), replace(options(kv), is_kv_wish=True)
+    granted, (note,) = grant_kv(file, wish)
+    assert granted == replace(options("auto"), is_kv_wish=False)
+    assert note.startswith(f"KV cache: in f16 and not in the profile's {wish.kv.name}: ")
+    with pytest.raises(RequestError) as caught:
+        grant_kv(file, options(kv))
+    assert note.endswith(str(caught.value))
+
+
+def test_a_wish_that_can_be_kept_is(text_file: GGUFFile) -> None:
+    wish = replace(options("k8v4"), is_kv_wish=True)
+    assert grant_kv(text_file, wish) == (wish, ())
+
+
+def test_a_model_is_loaded_and_planned_without_the_wish_and_says_so() -> None:
+    model, wish = find_model("bundled"), replace(options("k32v4"), is_kv_wish=True)
+    language = llama_engine.load_language(model, wish)
+    assert language.spec.kv == "f16"
+    assert language.spec.notes[0].startswith("KV cache: in f16 and not in the profile's k32v4: ")
+    language.close()
+    assert llama_engine.plan_memory(model, "language", wish) == llama_engine.plan_memory(
+        model, "language", options("f16")
+    )
+    with pytest.raises(RequestError, match="k32v4"):
+        llama_engine.plan_memory(model, "language", options("k32v4"))
+
+
+def test_a_wish_is_passed_over_where_the_device_has_no_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flash_attention, "runs_flash_attention", lambda *_: False)
+    language = llama_engine.load_language(find_model("bundled"), replace(options("int8"), is_kv_wish=True))
+    assert language.spec.kv == "f16"
+    assert "needs flash attention" in language.spec.notes[0]
+    language.close()
 
 
 def test_what_such_a_model_does_allow_is_taken(text_file: GGUFFile) -> None:

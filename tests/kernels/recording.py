@@ -97,13 +97,13 @@ def _step(kernels: KVKernels, caches: Sequence[_Cache], counts: Sequence[int], r
             cache.blocks.append(open_pages[-1] if stays else aligned_page(page_format.nbytes))
             cache.formats.append(number)
             open_pages.append(aligned_page(cache_format.open.nbytes))
-        sequences.append(
-            KVSequence(
-                cache.num_entries, count, cache.num_entries, cache.sinks, cache.blocks, cache.formats, open_pages
-            )
-        )
+        before = cache.num_entries
         cache.open_page = open_pages[-1]
         cache.num_entries += count
+        used_pages = open_pages if cache.num_entries > cache_format.num_sinks else []  # sinks have a page of their own
+        sequences.append(
+            KVSequence(before, count, before, cache.sinks, cache.blocks, cache.formats, used_pages),
+        )
     out = _integers(header)
     step, num_rows = kernels.step(sequences), sum(counts)
     for layer in range(geometry.num_layers):

@@ -7,7 +7,9 @@ import dataclasses
 import gc
 import shutil
 import subprocess
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,18 @@ import numpy as np
 import pytest
 
 import edge_vl_kernels
-from edge_vl_kernels import KVGeometry, KVKernels, KVRows, KVSequence, Page, Rope, aligned_page, kv_abi, status
+from edge_vl_kernels import (
+    KVGeometry,
+    KVKernels,
+    KVRows,
+    KVSequence,
+    Page,
+    Rope,
+    aligned_page,
+    kv_abi,
+    kv_reference,
+    status,
+)
 from edge_vl_kernels.kv_pages import PageAddresses
 from tests.kernels.kv_sequences import GrowingSequence, append, make_format, make_rope, make_rows
 
@@ -544,3 +557,276 @@ def test_numbers_of_the_c_side_are_those_of_the_header() -> None:
         assert f"EDGE_VL_KERNELS_{name} = {number}," in header
         module = kv_abi if name == "NO_MEMORY" else edge_vl_kernels.kv_reference
         assert getattr(module, name) == number
+
+
+@contextmanager
+def a_run_in_another_thread(kernels: KVKernels, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
+    """Be inside `KVStep.run` of another thread; what it raised is in the list afterwards."""
+    step, rows = kernels.step([grown(kernels, 70).begin(1)]), rows_of(kernels, 1)
+    has_begun, may_end = threading.Event(), threading.Event()
+    real: Any = kv_reference.step if kernels._kv_step is None else kernels._kv_step
+
+    def slow(*arguments: object) -> object:
+        has_begun.set()
+        assert may_end.wait(30)
+        return real(*arguments)
+
+    raised: list[object] = []
+
+    def work() -> None:
+        try:
+            step.run(0, rows)
+        except BaseException as error:
+            raised.append(error)
+
+    if kernels._kv_step is None:
+        monkeypatch.setattr(kv_reference, "step", slow)
+    else:
+        monkeypatch.setattr(kernels, "_kv_step", slow)
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert has_begun.wait(30)
+        yield raised
+    finally:
+        may_end.set()
+        thread.join()
+        monkeypatch.undo()
+
+
+def test_a_second_thread_is_turned_away_and_the_first_one_is_not_disturbed(
+    kernels: KVKernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sequence = grown(kernels, 4 + 65)
+    raw, page, sinks = sequence.raw_pages[0], sequence.blocks[0], sequence.sinks
+    assert sinks is not None
+    step, rows = kernels.step([sequence.begin(1)]), rows_of(kernels, 1)
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: step.run(0, rows),
+        lambda: kernels.step([sequence.begin(1)]),
+        lambda: kernels.read(0, 0, page, 0, 1),
+        lambda: kernels.read_sinks(0, sinks, 0, 1),
+        lambda: kernels.close_block(0, 0, raw, page),
+        kernels.close,
+    )
+    with a_run_in_another_thread(kernels, monkeypatch) as raised:
+        for call in calls:
+            with pytest.raises(RuntimeError, match="in use by another thread"):
+                call()
+
+    assert not raised
+    for call in calls:
+        call()
+    with pytest.raises(RuntimeError, match="the kernels are closed"):
+        step.run(0, rows)
+
+
+def test_kernels_can_be_used_after_calls_that_failed(kernels: KVKernels) -> None:
+    sequence = grown(kernels, 4 + 65)
+    step, rows = kernels.step([sequence.begin(1)]), rows_of(kernels, 1)
+    for fails in (
+        lambda: step.run(9, rows),
+        lambda: kernels.step([]),
+        lambda: kernels.read(0, 9, sequence.blocks[0], 0, 1),
+        lambda: kernels.read_sinks(9, sequence.blocks[0], 0, 1),
+        lambda: kernels.close_block(9, 0, sequence.blocks[0], sequence.blocks[0]),
+    ):
+        with pytest.raises(ValueError, match=r"layer 9|at least one|page format 9"):
+            fails()
+    raised: list[object] = []
+
+    def work() -> None:
+        try:
+            step.run(0, rows)
+            kernels.close()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+    assert not raised
+
+
+def test_the_integers_of_numpy_do_not_wrap_around(kernels: KVKernels) -> None:
+    part = grown(kernels, 4 + 64 + 10).begin(60)
+    page, sinks = part.blocks[0], part.sinks
+    assert sinks is not None
+    byte = np.uint8(200)
+    for call, message in (
+        (lambda: kernels.read(0, 0, page, np.int8(100), np.int8(100)), "entries 100 to 200 are not within"),  # type: ignore[arg-type]
+        (lambda: kernels.read(0, 0, page, np.uint8(255), np.uint8(2)), "entries 255 to 257 are not within"),  # type: ignore[arg-type]
+        (lambda: kernels.read_sinks(0, sinks, np.uint8(255), np.uint8(2)), "entries 255 to 257 are not"),  # type: ignore[arg-type]
+        (
+            lambda: kernels.step([dataclasses.replace(part, first_position=np.int64(2**63 - 5))]),  # type: ignore[arg-type]
+            "positions 9223372036854775803 to 9223372036854775862, but rope",
+        ),
+        (
+            lambda: kernels.step([dataclasses.replace(part, num_entries=byte, num_rows=byte)]),  # type: ignore[arg-type]
+            "400 entries after the step, 200 before, need 6 closed blocks",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_the_integers_of_numpy_are_integers(kernels: KVKernels) -> None:
+    sequence = grown(kernels, 4 + 64 + 10)
+    rows = rows_of(kernels, 1)
+    assert rows.context is not None
+    part = sequence.begin(1)
+    kernels.step([part]).run(1, rows)
+    expected = rows.context.copy()
+    rows.context[:] = 0
+
+    of_numpy = dataclasses.replace(
+        part,
+        num_entries=np.uint8(part.num_entries),  # type: ignore[arg-type]
+        num_rows=np.int8(1),  # type: ignore[arg-type]
+        first_position=np.int64(part.first_position),  # type: ignore[arg-type]
+        block_formats=np.array(part.block_formats, np.int16),  # type: ignore[arg-type]
+    )
+    kernels.step([of_numpy]).run(np.int64(1), rows)  # type: ignore[arg-type]
+
+    np.testing.assert_array_equal(rows.context, expected)
+    keys, _ = kernels.read(np.int8(0), np.uint8(1), part.blocks[0], np.uint8(60), np.uint8(4))  # type: ignore[arg-type]
+    np.testing.assert_array_equal(keys, kernels.read(0, 1, part.blocks[0], 60, 4)[0])
+
+
+def test_a_geometry_of_numpy_does_not_wrap_around() -> None:
+    layers, heads, channels = np.uint8(3), np.uint8(2), np.uint8(64)
+    geometry = KVGeometry(layers, heads, heads, channels)  # type: ignore[arg-type]
+    cache_format = make_format(geometry, ("int8", "int8"))
+
+    assert geometry == KVGeometry(3, 2, 2, 64)
+    assert cache_format.open.nbytes == make_format(KVGeometry(3, 2, 2, 64), ("int8", "int8")).open.nbytes
+    assert dataclasses.replace(cache_format, num_sinks=np.int8(4)).num_closed(4 + 200) == 3  # type: ignore[arg-type]
+
+
+def test_what_is_of_another_type_is_refused(kernels: KVKernels) -> None:
+    any_kernels: Any = kernels
+    part: Any = grown(kernels, 4 + 65).begin(1)
+    rows = rows_of(kernels, 1)
+    step: Any = kernels.step([part])
+    page = part.blocks[0]
+    make: Any = KVKernels
+    calls: tuple[tuple[Callable[[], object], str], ...] = (
+        (lambda: step.run(1.0, rows), "'float' object cannot be interpreted as an integer"),
+        (lambda: step.run(None, rows), "'NoneType' object cannot be interpreted"),
+        (lambda: step.run(0, "rows"), "rows must be made with the rows.. of the kernels, not a str"),
+        (lambda: any_kernels.step([None]), "made of KVSequence, not of NoneType"),
+        (lambda: any_kernels.step([dataclasses.replace(part, num_rows=1.0)]), "'float' object cannot be"),
+        (lambda: any_kernels.step([dataclasses.replace(part, block_formats=["0"])]), "'str' object cannot be"),
+        (lambda: any_kernels.read(0, 1.5, page, 0, 1), "'float' object cannot be"),
+        (lambda: any_kernels.read(0, 0, page, float("nan"), 1), "'float' object cannot be"),
+        (lambda: any_kernels.close_block(0.0, 0, page, page), "'float' object cannot be"),
+        (lambda: any_kernels.read_sinks(0, part.sinks, 0, 1.5), "'float' object cannot be"),
+        (lambda: make("int8", scale=1.0), "cache_format must be a CacheFormat, not a str"),
+        (lambda: make(FORMAT, scale=1.0, rope="yarn"), "rope must be a Rope or None, not a str"),
+        (lambda: make(FORMAT, scale=1.0, num_threads=1.5), "'float' object cannot be"),
+        (lambda: aligned_page(4096.0), "'float' object cannot be"),  # type: ignore[arg-type]
+    )
+    for call, message in calls:
+        with pytest.raises(TypeError, match=message):
+            call()
+
+
+def test_numbers_too_large_for_c_are_refused() -> None:
+    for change, message in (
+        ({"scale": 10**400}, "scale must be finite"),
+        ({"scale": 3.5e38}, "scale must be finite"),
+        ({"num_threads": 2**32 + 1}, "num_threads must be 1 to 2147483647, not 4294967297"),
+        ({"isa": None}, "unknown instruction set None"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            KVKernels(FORMAT, **{"scale": 1.0, **change})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="a page has at most"):
+        aligned_page(2**63)
+    with pytest.raises(ValueError, match="is_interleaved must be True or False, not 'yes'"):
+        Rope(table(4, 8), table(4, 8), "yes")  # type: ignore[arg-type]
+
+
+def test_a_position_matters_only_with_rope() -> None:
+    kernels = KVKernels(FORMAT, scale=0.2)
+    rows = rows_of(kernels, 1)
+    assert rows.context is not None
+    contexts = []
+    for position in (0, 2**70):
+        part = dataclasses.replace(grown(kernels, 70).begin(1), first_position=position)
+        kernels.step([part]).run(0, rows)
+        contexts.append(rows.context.copy())
+
+    np.testing.assert_array_equal(contexts[0], contexts[1])
+
+
+def test_what_the_c_side_points_to_cannot_be_replaced(kernels: KVKernels) -> None:
+    rows, step = rows_of(kernels, 1), kernels.step([grown(kernels, 70).begin(1)])
+    for thing, name in (
+        *((kernels, name) for name in ("cache_format", "scale", "rope", "num_threads", "isa")),
+        *((rows, name) for name in ("kernels", "num_rows", "queries", "keys", "values", "context", "address")),
+        (step, "num_rows"),
+    ):
+        before = getattr(thing, name)
+        with pytest.raises(AttributeError):
+            setattr(thing, name, None)
+        with pytest.raises(AttributeError):
+            delattr(thing, name)
+        assert getattr(thing, name) is before
+
+
+def test_arrays_that_the_c_side_points_to_cannot_be_resized() -> None:
+    rope = make_rope(1000, 32)
+    kernels = KVKernels(FORMAT, scale=0.2, rope=rope)
+    rows = rows_of(kernels, 1)
+    assert rows.queries is not None
+    assert rows.context is not None
+
+    for array in (rope.cosines.base, rows.queries.base, rows.context.base):
+        assert array is None  # they own their memory, or the test would show nothing
+    kept = (kernels, rows)
+    for array in (rows.keys, rows.context):
+        with pytest.raises(ValueError, match="cannot resize"):
+            array.resize((1,))
+    assert kept
+
+
+@pytest.mark.parametrize("what", ["open_pages", "sinks", "blocks of format 0"])
+def test_a_page_that_may_not_be_written_any_more_is_refused(kernels: KVKernels, what: str) -> None:
+    part = GrowingSequence(FORMAT).begin(4 + 65)
+    kernels.step([part])
+    page = {"open_pages": part.open_pages[1], "sinks": part.sinks}.get(what, part.blocks[0])
+    assert page is not None
+
+    page.flags.writeable = False
+    with pytest.raises(ValueError, match=f"{what} must be aligned to 4096 bytes and writable"):
+        kernels.step([part])
+    page.flags.writeable = True
+    kernels.step([part])
+
+
+def test_a_page_that_is_no_target_any_more_is_refused(kernels: KVKernels) -> None:
+    sequence = grown(kernels, 4 + 65)
+    page = sequence.blocks[0]
+    kernels.close_block(0, 0, sequence.raw_pages[0], page)
+
+    page.flags.writeable = False
+    with pytest.raises(ValueError, match="page must be aligned to 4096 bytes and writable"):
+        kernels.close_block(0, 0, sequence.raw_pages[0], page)
+
+
+def test_pages_that_overlap_are_not_both_written(kernels: KVKernels) -> None:
+    nbytes = FORMAT.open.nbytes
+    memory = aligned_page(nbytes + 4096)
+    one, other = GrowingSequence(FORMAT).begin(10), GrowingSequence(FORMAT).begin(10)
+    one.open_pages, other.open_pages = [memory[:nbytes]], [memory[4096:]]
+    alone = dataclasses.replace(GrowingSequence(FORMAT).begin(4 + 65), open_pages=[memory[:nbytes], memory[4096:]])
+
+    for parts in ([one, other], [alone]):
+        with pytest.raises(ValueError, match="two pages that a step writes to overlap; make each with aligned_page"):
+            kernels.step(parts)
+    with pytest.raises(ValueError, match="page must be another one than open_page"):
+        kernels.close_block(2, 0, memory[:nbytes], memory[4096:])
+    apart = aligned_page(2 * nbytes)
+    one.open_pages, other.open_pages = [apart[nbytes:]], [apart[:nbytes]]
+    kernels.step([one, other])

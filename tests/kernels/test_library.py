@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import shutil
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from edge_vl_kernels import ISAS, available_isas, missing_isas, status
+from edge_vl_kernels.elf import elf_nbytes
 from edge_vl_kernels.library import _file_name, load, open_library
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -159,3 +161,71 @@ def test_what_was_asked_for_by_name_is_never_replaced(monkeypatch: pytest.Monkey
             load("scalar")
     finally:
         load.cache_clear()
+
+
+@needs_library
+@pytest.mark.skipif(sys.platform != "linux", reason="the library is no ELF file")
+def test_a_library_that_was_cut_short_falls_back_and_says_so(tmp_path: Path) -> None:
+    """The loader itself would end the process; so does this test, where the check is missing."""
+    library = status().library
+    assert library is not None
+    whole = library.read_bytes()
+    file = tmp_path / _file_name()
+
+    for kept in (len(whole) - 1, len(whole) // 2, 20_000, 4096, 64, 63, 20):
+        file.write_bytes(whole[:kept])
+        found = open_library([tmp_path])
+        assert found.functions is None
+        assert f"is cut short: {kept} of " in found.status.reason, kept
+        assert found.status.reason.endswith("bytes; reinstall edge-vl")
+    file.write_bytes(b"")
+    assert "cannot be loaded" in open_library([tmp_path]).status.reason
+    file.write_bytes(whole)
+    assert open_library([tmp_path]).status.compiled
+
+
+@needs_library
+@pytest.mark.skipif(sys.platform != "linux", reason="the library is no ELF file")
+def test_a_stripped_library_is_whole_too(tmp_path: Path) -> None:
+    """Without its section headers a file ends with what is mapped to memory."""
+    library = status().library
+    assert library is not None
+    whole = bytearray(library.read_bytes())
+    sections_at, end = struct.unpack_from("<Q", whole, 40)[0], elf_nbytes(library)
+    assert end <= len(whole)
+    whole[40:48], whole[60:62] = bytes(8), bytes(2)
+    file = tmp_path / _file_name()
+    file.write_bytes(whole)
+    mapped = elf_nbytes(file)
+    assert 4096 < mapped <= sections_at
+
+    # What is loaded stays mapped, so nothing may write to it afterwards.
+    file.write_bytes(whole[: mapped - 1])
+    assert "is cut short" in open_library([tmp_path]).status.reason
+    file.write_bytes(whole[:mapped])
+    assert open_library([tmp_path]).status.compiled
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("bits", [32, 64])
+def test_the_end_of_an_elf_file_is_read_from_its_headers(tmp_path: Path, bits: int, order: str) -> None:
+    identification = b"\x7fELF" + bytes([bits // 32, 1 + (order == ">")]) + bytes(10)
+    size, entry = (52, 32) if bits == 32 else (64, 56)
+    words = "III" if bits == 32 else "QQQ"
+    header = struct.pack(f"{order}16sHHI{words}I6H", identification, 3, 0, 1, 0, size, 500, 0, size, entry, 2, 40, 3, 2)
+    if bits == 32:
+        segments = [struct.pack(f"{order}8I", kind, 700, 0, 0, length, 0, 0, 0) for kind, length in ((6, 99), (1, 50))]
+    else:
+        segments = [
+            struct.pack(f"{order}II6Q", kind, 0, 700, 0, 0, length, 0, 0) for kind, length in ((6, 99), (1, 50))
+        ]
+    file = tmp_path / "library"
+
+    file.write_bytes(header + b"".join(segments))
+    assert elf_nbytes(file) == 750
+    file.write_bytes(header + segments[0])
+    assert elf_nbytes(file) == 620  # the end of three sections; no segment can be read
+    file.write_bytes(header[:-1])
+    assert elf_nbytes(file) == size
+    file.write_bytes(b"MZ" + header)
+    assert elf_nbytes(file) == 0

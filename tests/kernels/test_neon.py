@@ -51,7 +51,7 @@ def emulate(driver: Path, *arguments: str) -> str:
     return run([EMULATOR, "-L", "/usr/aarch64-linux-gnu", str(driver), *arguments])
 
 
-def cache_format(layers: list[tuple[Precision, Precision]], open_precision: Precision, **sizes: int) -> CacheFormat:
+def make_format(layers: list[tuple[Precision, Precision]], open_precision: Precision, **sizes: int) -> CacheFormat:
     """Make a format whose images have the layers in reverse order."""
     num_sinks = sizes.pop("num_sinks")
     geometry = KVGeometry(num_layers=len(layers), **sizes)
@@ -68,7 +68,7 @@ def rope(rotary_dim: int, is_interleaved: bool) -> Rope:
 
 FORMATS = {
     "compressed": (
-        cache_format(
+        make_format(
             [("int8", "int8"), ("int8", "int4"), ("int4", "int4")],
             "f16",
             num_query_heads=6,
@@ -79,19 +79,19 @@ FORMATS = {
         None,
     ),
     "turned": (
-        cache_format(
+        make_format(
             [("int4", "int8"), ("f16", "int4")], "f16", num_query_heads=8, num_kv_heads=1, head_dim=160, num_sinks=4
         ),
         rope(96, is_interleaved=False),
     ),
     "interleaved": (
-        cache_format(
+        make_format(
             [("f32", "int8"), ("int8", "f16")], "f32", num_query_heads=2, num_kv_heads=2, head_dim=32, num_sinks=0
         ),
         rope(32, is_interleaved=True),
     ),
     "uncompressed": (
-        cache_format([("f16", "f16")] * 2, "f16", num_query_heads=3, num_kv_heads=1, head_dim=256, num_sinks=0),
+        make_format([("f16", "f16")] * 2, "f16", num_query_heads=3, num_kv_heads=1, head_dim=256, num_sinks=0),
         rope(256, is_interleaved=False),
     ),
 }
@@ -112,9 +112,10 @@ def test_neon_holds_the_bytes_and_gives_the_context_of_the_reference(driver: Pat
 
 def test_a_recording_that_differs_in_one_byte_is_noticed(driver: Path, tmp_path: Path) -> None:
     recording = tmp_path / "recording"
-    record(recording, FORMATS["uncompressed"][0], [[3, 70]])
+    cache_format, _ = FORMATS["uncompressed"]
+    record(recording, cache_format, [[3, 70]])
     content = bytearray(recording.read_bytes())
-    content[-100_000] ^= 1
+    content[-cache_format.open.nbytes] ^= 1  # the file ends with an open page
     recording.write_bytes(content)
 
     with pytest.raises(AssertionError, match="differs at byte"):

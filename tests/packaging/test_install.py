@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from edge_vl_kernels import available_isas
 from tests.packaging.fresh_environment import ROOT, FreshEnvironment, build, copy_sources, run
 
 pytestmark = [
@@ -39,6 +40,7 @@ print(json.dumps({
     "engines": {point.name: point.value for point in entry_points(group="edge_vl.engines")},
     "model": sorted(file.name for file in (files("edge_vl") / "bundled_model").iterdir()),
     "compiled": status.compiled,
+    "isas": edge_vl_kernels.available_isas(),
     "library": str(status.library),
     "reason": status.reason,
     "corner": float(tile[0, 0, 0]),
@@ -108,6 +110,7 @@ def test_every_installation_is_complete(installed: FreshEnvironment) -> None:
         "onnxruntime": "edge_vl_onnxruntime:engine",
     }
     assert found["compiled"], found["reason"]
+    assert tuple(found["isas"]) == available_isas()
     assert found["library"].startswith(str(installed.folder))
     assert found["corner"] == -1.0
     assert not any(file.startswith(str(ROOT)) for file in found["packages"].values())
@@ -184,5 +187,6 @@ def test_without_a_compiler_the_wheel_is_pure_and_says_why(project: Path, tmp_pa
 
     assert pure.name == "edge_vl-0.1.0-py3-none-any.whl"
     assert not found["compiled"]
+    assert found["isas"] == ["reference"]
     assert "without a C++ compiler" in found["reason"]
     assert found["corner"] == -1.0

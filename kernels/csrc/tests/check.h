@@ -44,7 +44,8 @@ struct Random {
     }
 };
 
-// Let the library have so many more pieces of memory, or threads, before it is refused one; negative: as many as it likes.
+// Let the library have so many more pieces of memory, or threads, before it is refused one; negative: as many as it
+// likes.
 void limit_memory(int num_pieces);
 void limit_threads(int num_threads);
 

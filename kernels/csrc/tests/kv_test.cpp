@@ -1,5 +1,5 @@
-// Random caches, random steps: an instruction set of this machine, on one thread and on four, holds the same bytes as the
-// portable code on one thread, and gives about the same context, also after steps that are refused. The number of
+// Random caches, random steps: an instruction set of this machine, on one thread and on four, holds the same bytes as
+// the portable code on one thread, and gives about the same context, also after steps that are refused. The number of
 // threads changes no bit.
 
 #include <math.h>

@@ -123,7 +123,8 @@ void World::begin(const std::vector<Part> &parts) {
         std::vector<Page> open_pages = {before.open_page};
         for (const int32_t format : part.new_formats) {
             const bool stays = model_->is_raw[static_cast<size_t>(format)];
-            after.blocks.push_back(stays ? open_pages.back() : new_page(model_->page_bytes[static_cast<size_t>(format)]));
+            const int64_t bytes = model_->page_bytes[static_cast<size_t>(format)];
+            after.blocks.push_back(stays ? open_pages.back() : new_page(bytes));
             // The page that was open before the step stays as it is: the step may yet be undone.
             const bool is_used_again = part.shares_open_page && !stays && open_pages.size() > 1;
             open_pages.push_back(is_used_again ? open_pages.back() : new_page(model_->page_bytes.back()));

@@ -1,4 +1,5 @@
-// The thread pool: every task once, by one thread at a time; what happens without memory, without threads, after a fork.
+// The thread pool: every task once, by one thread at a time; what happens without memory, without threads, after a
+// fork.
 
 #include <dirent.h>
 #include <sys/wait.h>
@@ -89,6 +90,28 @@ void every_task_runs_once(Random *random) {
         }
         edge_vl_kernels_pool_free(pool);
     }
+}
+
+struct Sharing {
+    std::atomic<int> num_tasks[kMaxThreads];
+};
+
+void sleep_and_count(void *state, int, int thread) {
+    sleep_us(500);
+    static_cast<Sharing *>(state)->num_tasks[thread].fetch_add(1);
+}
+
+void threads_that_sleep_are_woken_to_share_the_work() {
+    edge_vl_kernels_pool *pool = new_pool(3);
+    for (int run = 0; run < 3; ++run) {
+        sleep_us(2000);
+        Sharing sharing = {};
+        edge_vl::pool_run(pool, 60, sleep_and_count, &sharing);
+        for (int thread = 0; thread < 3; ++thread) {
+            CHECK(sharing.num_tasks[thread] > 0, "thread %d of 3 does nothing", thread);
+        }
+    }
+    edge_vl_kernels_pool_free(pool);
 }
 
 void a_pool_ends_whenever_it_is_freed(Random *random) {
@@ -187,6 +210,7 @@ void a_child_process_works_alone(Random *random) {
 int test_pool(uint64_t seed) {
     Random random = {seed};
     every_task_runs_once(&random);
+    threads_that_sleep_are_woken_to_share_the_work();
     a_pool_ends_whenever_it_is_freed(&random);
     every_thread_has_its_own_memory(&random);
     without_memory_or_threads_there_is_no_pool();
