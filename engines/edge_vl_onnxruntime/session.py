@@ -56,6 +56,7 @@ _INSTALL_DEVICE = {
 }
 _MAPS_FROM = (1, 21)  # the first version that takes a graph as bytes and weights from a folder
 _FOLDER_OF_WEIGHTS = "session.model_external_initializers_file_folder_path"
+_SPINS = "session.intra_op.allow_spinning"
 _SEVERITY_FATAL = 4  # whatever matters arrives as an exception; nothing is written to standard error
 
 
@@ -151,6 +152,9 @@ def open_piece(graph: bytes, folder: Path, num_threads: int) -> Any:
     onnxruntime = import_onnxruntime()
     settings = _settings(onnxruntime, num_threads)
     settings.enable_cpu_mem_arena = False
+    # A piece is short and the next one follows: its threads wait awake for work, but only while it runs.
+    settings.add_session_config_entry(_SPINS, "1")
+    settings.add_session_config_entry("session.force_spinning_stop", "1")
     settings.add_session_config_entry(_FOLDER_OF_WEIGHTS, str(folder))
     return onnxruntime.InferenceSession(graph, settings, providers=[DEVICES["cpu"]], enable_fallback=0)
 
@@ -175,7 +179,7 @@ def _settings(onnxruntime: Any, threads: int) -> Any:
     # The memory that is planned after the first run comes on top of what that run took, and is kept for each new shape.
     settings.enable_mem_pattern = False
     # Two lanes have two thread pools; one that spins while idle takes the cores from the other.
-    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    settings.add_session_config_entry(_SPINS, "0")
     return settings
 
 
