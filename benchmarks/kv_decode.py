@@ -25,7 +25,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,7 @@ from edge_vl.engine import LaneOptions
 from edge_vl.kv_policy import parse_kv_policy
 from edge_vl.machine import usable_cores
 from edge_vl.models import find_model
+from edge_vl_onnxruntime.cache_formats import cache_format
 from edge_vl_onnxruntime.cut_language import CutLanguageModel
 from edge_vl_onnxruntime.engine import engine
 
@@ -94,16 +95,23 @@ QUICK = Plan(entries=(0, 512), long=(1024, 2048), num_rounds=3, num_steps=2, wei
 class Cut:
     """The language lane of the engine over the cut graph."""
 
-    def __init__(
-        self, name: str, folder: Path, rows: KVRowsSource, *, weights: str, kv: str, threads: int, context_length: int
-    ) -> None:
+    def __init__(self, name: str, language: CutLanguageModel, rows: KVRowsSource, *, owns_pieces: bool) -> None:
+        """Take a model, and the pieces with it unless they are another's."""
+        self.name = name
+        self._owns_pieces = owns_pieces
+        self.language = language
+        self._rows = rows
+        self._cache = language.new_cache()
+
+    @classmethod
+    def load(
+        cls, name: str, folder: Path, rows: KVRowsSource, *, weights: str, kv: str, threads: int, context_length: int
+    ) -> Self:
         """Load a model; what the engine says about it is reported.
 
         Raises:
             RuntimeError: it was not cut.
         """
-        self.name = name
-        self._rows = rows
         options = LaneOptions(
             dtype=weights, threads=threads, context_length=context_length, kv=parse_kv_policy(kv), attention="cut"
         )
@@ -111,23 +119,31 @@ class Cut:
         report(f"  {name}: {'; '.join(language.spec.notes)}")
         if not isinstance(language, CutLanguageModel):
             raise RuntimeError(f"{folder}: the graph was not cut")
-        self._language = language
-        self._cache = language.new_cache()
+        return cls(name, language, rows, owns_pieces=True)
+
+    def in_other_precision(self, name: str, kv: str) -> Self:
+        """Return one over the same pieces: two loads of the same weights differ by more than two precisions do."""
+        policy = parse_kv_policy(kv)
+        stored = cache_format(policy, self.language.kernels.cache_format.geometry)
+        return type(self)(name, self.language.with_format(stored, policy.name), self._rows, owns_pieces=False)
 
     def fill(self, num_entries: int) -> None:
         """Begin a new cache and append the entries."""
         self._cache.close()
-        self._cache = self._language.new_cache()
-        append_rows(self._cache, self._language.kernels, self._rows, num_entries)
+        self._cache = self.language.new_cache()
+        append_rows(self._cache, self.language.kernels, self._rows, num_entries)
 
     def step(self) -> NDArray[np.float32]:
         """Decode the token."""
-        return self._language.decode(self._cache, TOKEN_ID)
+        return self.language.decode(self._cache, TOKEN_ID)
 
     def close(self) -> None:
         """Give everything back."""
         self._cache.close()
-        self._language.close()
+        if self._owns_pieces:
+            self.language.close()
+        else:
+            self.language.detach()
 
 
 def run(quick: bool) -> Result:
@@ -205,11 +221,12 @@ def _opened(models: DecodeModels, weights: str, threads: int, plan: Plan) -> Ite
 
         add(SharedBuffers(WHOLE, models.gqa / "onnx" / file, rows, capacity=top, **given))
         add(Growing(PLAIN, models.plain / "onnx" / file, rows, **given))
-        for kv in OURS:
-            add(Cut(f"ours {kv}", models.gqa, rows, weights=weights, kv=kv, threads=threads, context_length=longest))
-        add(
-            Cut(FROM_PLAIN, models.plain, rows, weights=weights, kv="int8", threads=threads, context_length=longest)
-        )  # fmt: skip
+        lane: dict[str, Any] = {"weights": weights, "threads": threads, "context_length": longest}
+        first = Cut.load(f"ours {OURS[0]}", models.gqa, rows, kv=OURS[0], **lane)
+        add(first)
+        for kv in OURS[1:]:
+            add(first.in_other_precision(f"ours {kv}", kv))
+        add(Cut.load(FROM_PLAIN, models.plain, rows, kv="int8", **lane))
         if importlib.util.find_spec("llama_cpp") is not None:
             for kv in LLAMA:
                 add(

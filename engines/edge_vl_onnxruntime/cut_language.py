@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from edge_vl_onnxruntime.session import ENGINE
 if TYPE_CHECKING:
     from edge_vl.kv_error import KVErrors
     from edge_vl_kernels.kv import KVKernels
+    from edge_vl_kernels.kv_format import CacheFormat
 
 __all__ = ["CutLanguageModel", "SequenceRun"]
 
@@ -136,7 +138,7 @@ class CutLanguageModel:
         if not self._is_open:
             raise EngineFault(ENGINE, "load", "the language model is closed")
         return PagedKVCache(
-            self._pool, self._kernels, self._kernels.cache_format, self._sessions, self._spec.context_length
+            self._pool, self._kernels, self._kernels.cache_format, self._kernels, self._spec.context_length
         )
 
     def prefill(
@@ -189,6 +191,20 @@ class CutLanguageModel:
         self._append(rows, "prefill")
         return [entry.logits for entry in rows]
 
+    def with_format(self, cache_format: CacheFormat, kv: str) -> CutLanguageModel:
+        """Return a model over the same pieces that keeps its caches in another format.
+
+        Both can be used in turns, from one thread. `detach` the new one, and close this one behind it.
+
+        Args:
+            cache_format: of its caches, for the same geometry.
+            kv: what its spec calls it.
+        """
+        old = self._kernels
+        kernels = type(old)(cache_format, scale=old.scale, rope=old.rope, num_threads=old.num_threads, isa=old.isa)
+        spec = dataclasses.replace(self._spec, kv=kv, notes=())
+        return CutLanguageModel(self._sessions, kernels, self._embedding, spec, self._tokenizer)
+
     def layer_errors(self, run: Sequence[Prefillable]) -> KVErrors:
         """Compare what a cache keeps of a run with what it was given; see `edge_vl.kv_error.KVMeter`."""
         from edge_vl_onnxruntime.key_error import layer_errors
@@ -216,7 +232,7 @@ class CutLanguageModel:
         """Refuse a cache that is closed or belongs to another model."""
         if not self._is_open:
             raise EngineFault(ENGINE, stage, "the language model is closed")
-        if not isinstance(cache, PagedKVCache) or cache.owner is not self._sessions:
+        if not isinstance(cache, PagedKVCache) or cache.owner is not self._kernels:
             raise EngineFault(ENGINE, stage, "the cache belongs to another language model")
         if not cache.is_open:
             raise EngineFault(ENGINE, stage, "the cache is closed")

@@ -360,6 +360,25 @@ def test_compressed_caches_take_less_and_say_nearly_the_same(
     language.close()
 
 
+def test_models_over_the_same_pieces_keep_caches_of_their_own(small: CutLanguageModel) -> None:
+    stored = cache_format(parse_kv_policy("int8"), small.kernels.cache_format.geometry)
+    other = small.with_format(stored, "int8")
+    run = [TextChunk(tuple(range(5, 105)), 0)]
+    mine, its = small.new_cache(), other.new_cache()
+    expected, found = small.prefill(mine, run), other.prefill(its, run)
+    assert relative(found, expected) < 0.05
+    assert other.spec.kv == "int8"
+    for language, foreign in ((small, its), (other, mine)):
+        with pytest.raises(EngineFault, match="another language model"):
+            language.decode(foreign, 7)
+    other.detach()
+    with pytest.raises(EngineFault, match="closed"):
+        other.decode(its, 7)
+    assert np.isfinite(small.decode(mine, 7)).all()  # the pieces are still there
+    its.close()
+    mine.close()
+
+
 @pytest.mark.parametrize("kv", ["int8", "int4"])
 def test_a_compressed_cache_does_not_depend_on_how_rows_came_in(grouped: ModelSpec, cache_dir: Path, kv: str) -> None:
     language = compressed(grouped, cache_dir, kv)
