@@ -113,14 +113,21 @@ class EngineFault(EngineError):
 
 
 class CacheFull(EngineError):
-    """The memory that all KV caches of a language model share is used up."""
+    """The memory that all KV caches of a language model share, or that of the system, is used up."""
 
-    def __init__(self, engine: str, num_tokens: int) -> None:
-        """Keep how many entries there was no room for; 0: for one more cache."""
+    def __init__(self, engine: str, num_tokens: int, *, is_system: bool = False) -> None:
+        """Keep how many entries there was no room for; 0: for one more cache.
+
+        Args:
+            engine: whose caches.
+            num_tokens: entries that there was no room for; 0: one more cache.
+            is_system: it is the system that has no more memory.
+        """
         what = f"{num_tokens} more entries" if num_tokens else "one more cache"
+        remedy = "with a KV cache of fewer bits, such as kv='int8'" if is_system else "with a larger context_length"
         super().__init__(
             f"engine {engine!r} has no room for {what} in its KV cache; close conversations that are not needed, or "
-            "open the runtime with a larger context_length",
+            f"open the runtime {remedy}",
             engine=engine,
         )
         self.num_tokens = num_tokens

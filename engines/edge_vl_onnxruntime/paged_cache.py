@@ -116,7 +116,7 @@ class PagedKVCache:
         try:
             sequence = self._table.extend(self._num_tokens, num_rows, kinds)
         except MemoryError as error:
-            raise CacheFull(ENGINE, num_rows) from error
+            raise CacheFull(ENGINE, num_rows, is_system=True) from error
         self._num_new = num_rows
         return sequence
 
@@ -207,7 +207,7 @@ class PagedKVCache:
         except BaseException as error:
             table.clear()
             if isinstance(error, MemoryError):
-                raise CacheFull(ENGINE, stop - start) from error
+                raise CacheFull(ENGINE, stop - start, is_system=True) from error
             raise
         self._table.become(table)
         self._num_tokens = stop
