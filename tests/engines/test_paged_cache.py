@@ -330,7 +330,7 @@ def test_without_memory_a_graft_changes_nothing(int8: Model, monkeypatch: pytest
     held = int8.pool.num_pages_in_use
     for num_left in (0, 1):
         monkeypatch.setattr(page_pool, "aligned_page", Memory(num_left).page)
-        with pytest.raises(CacheFull, match="130 more entries.*fewer bits"):
+        with pytest.raises(CacheFull, match=r"130 more entries.*fewer bits"):
             cache.graft(donor, 100, 230)
         int8.pool._shrink(0)
         assert int8.pool.num_pages_in_use == held
