@@ -239,6 +239,7 @@ def test_tuning_closes_the_model_when_it_fails(store: CostStore, model_folder: P
     assert not store.folder.exists()
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_tuning_before_it_is_through(store: CostStore, model_folder: Path) -> None:
     engine = FakeEngine()
     fiftieth = 50 / (2 * 201 * 5)  # by then the main thread waits

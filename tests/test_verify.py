@@ -245,6 +245,7 @@ def test_an_engine_that_does_not_show_its_cache_is_compared_all_the_same() -> No
     assert found.verdict in ("yes", "nearly")
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_the_work_at_the_next_token_and_closes_everything(model_folder: Path) -> None:
     engine = FakeEngine(latencies=FakeLatencies(decode_s=0.005))
 

@@ -65,10 +65,10 @@ int num_threads_here() {
 
 // A thread that has been waited for is listed a moment longer.
 void check_that_threads_have_ended(int before) {
-    for (int look = 0; look < 1000 && num_threads_here() != before; ++look) {
+    for (int look = 0; look < 1000 && num_threads_here() > before; ++look) {
         sleep_us(1000);
     }
-    CHECK(num_threads_here() == before, "%d threads before, %d after", before, num_threads_here());
+    CHECK(num_threads_here() <= before, "%d threads before, %d after", before, num_threads_here());
 }
 
 edge_vl_kernels_pool *new_pool(int num_threads) {
