@@ -158,6 +158,7 @@ class LanguageSpec:
         kv: name of the policy that its KV caches follow; empty: the precision of the weights' arithmetic.
         rollback: what its caches can forget: `any` number of last entries, or only the `whole` sequence.
         notes: things worth knowing about how it was loaded, such as what computes attention and why.
+        warnings: what should be otherwise and can be mended; people are told once.
     """
 
     engine: str
@@ -173,6 +174,7 @@ class LanguageSpec:
     kv: str = ""
     rollback: Literal["any", "whole"] = "any"
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -63,7 +63,7 @@ def load_lanes(model: ModelSpec, decision: Decision) -> Lanes:
         language,
         language_lane,
         decision.profile.id,
-        decision.notes,
+        (*decision.notes, *language.spec.warnings),
         load_vision=None if sees is None else partial(_load, sees.engine, sees.engine.load_vision, model, sees.options),
         load_language=partial(_load, speaks.engine, speaks.engine.load_language, model, speaks.options),
     )

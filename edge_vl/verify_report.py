@@ -11,6 +11,7 @@ from edge_vl.agreement import LAMBDAS, LogitsAgreement, kv_loss
 from edge_vl.kv_error import KVErrors
 
 __all__ = [
+    "MIN_ANSWERS_NEARLY",
     "MIN_TOKENS_NEARLY",
     "MIN_TOKENS_YES",
     "DifferentAnswer",
@@ -27,7 +28,10 @@ MIN_TOKENS_YES = 0.995
 """Agreement of next tokens from which on answers are the same, if every single answer is, too."""
 
 MIN_TOKENS_NEARLY = 0.97
-"""Agreement of next tokens from which on answers are nearly the same."""
+"""Agreement of next tokens from which on answers are nearly the same, if enough of the answers are, too."""
+
+MIN_ANSWERS_NEARLY = 0.95
+"""Share of answers that must be the same for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +125,8 @@ class Verification:
             return "not tried"
         if self.num_same == self.num_answers and self.logits.token_agreement >= MIN_TOKENS_YES:
             return "yes"
-        return "nearly" if self.logits.token_agreement >= MIN_TOKENS_NEARLY else "no"
+        is_near = self.logits.token_agreement >= MIN_TOKENS_NEARLY
+        return "nearly" if is_near and self.num_same >= MIN_ANSWERS_NEARLY * self.num_answers else "no"
 
     @property
     def sentence(self) -> str:
@@ -130,8 +135,8 @@ class Verification:
             return "same answers: not tried, since no prompt was long enough for anything to be compressed"
         return (
             f"same answers: {self.verdict} ({self.num_same} of {self.num_answers} answers, "
-            f"{self.logits.token_agreement:.1%} of next tokens; yes: all answers and {MIN_TOKENS_YES:.1%}, "
-            f"nearly: {MIN_TOKENS_NEARLY:.0%} of next tokens)"
+            f"{self.logits.token_agreement:.1%} of next tokens; yes: all and {MIN_TOKENS_YES:.1%}, "
+            f"nearly: {MIN_ANSWERS_NEARLY:.0%} and {MIN_TOKENS_NEARLY:.0%})"
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -78,20 +78,21 @@ def weak_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("num_same", "tokens", "verdict"),
     [
-        (8, 1.0, "yes"),
-        (8, 0.995, "yes"),
-        (8, 0.994, "nearly"),
-        (7, 1.0, "nearly"),
-        (2, 0.97, "nearly"),
-        (8, 0.969, "no"),
+        (40, 1.0, "yes"),
+        (40, 0.995, "yes"),
+        (40, 0.994, "nearly"),
+        (39, 1.0, "nearly"),
+        (38, 0.97, "nearly"),
+        (37, 1.0, "no"),
+        (40, 0.969, "no"),
         (0, 0.0, "no"),
     ],
 )
 def test_the_verdict_follows_from_answers_and_next_tokens(num_same: int, tokens: float, verdict: str) -> None:
-    found = report(num_same=num_same, logits=agreeing(tokens))
+    found = report(num_same=num_same, num_answers=40, logits=agreeing(tokens))
     assert found.verdict == verdict
     assert found.sentence.startswith(f"same answers: {verdict} ")
-    assert f"{num_same} of 8" in found.sentence
+    assert f"{num_same} of 40" in found.sentence
 
 
 def test_a_cache_of_which_nothing_was_compressed_proves_nothing() -> None:

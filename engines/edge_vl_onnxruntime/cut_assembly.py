@@ -115,6 +115,11 @@ class CutAssembly:
         num_layers = self._geometry.num_layers
         name = own if policy.is_auto else policy.name
         notes = [f"attention: own, {num_layers} layers, {name} KV, {kernels.isa}"]
+        warnings: tuple[str, ...] = ()
+        if kernels.isa == "reference":
+            warnings = (
+                "attention runs in NumPy, which is slow: there are no compiled kernels; edge-vl doctor says why",
+            )
         if finer := _finer_layers(policy, num_layers, guarded):
             notes.append(
                 f"KV cache: layers {', '.join(map(str, finer))} in int8: keys in 4 bits would move their attention "
@@ -125,6 +130,7 @@ class CutAssembly:
             context_length=making.context_length,
             kv="" if policy.is_auto else policy.name,
             notes=tuple(notes),
+            warnings=warnings,
         )
         self._made = making
         return CutLanguageModel(self._sessions, kernels, self._embedding, spec, self._parts.tokenizer)

@@ -119,7 +119,7 @@ def _why_not_here(options: LaneOptions, isa: str) -> str:
         return "that was asked for"
     if choose_device(options) != "cpu":
         return "attention of our own runs on the CPU only"
-    if isa == "reference" and options.attention == "auto" and not options.kv.is_compressed:
+    if isa == "reference" and options.attention == "auto" and options.kv.name in ("auto", "f32"):
         return "there are no compiled kernels in use, and without them attention of our own is slower"
     return ""
 

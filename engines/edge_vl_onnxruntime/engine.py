@@ -22,6 +22,7 @@ from edge_vl.engine import (
 )
 from edge_vl.environment import read_environment
 from edge_vl.errors import EngineUnavailable, ModelError, RequestError
+from edge_vl.kv_policy import KVPolicy, Precision, TokenKind
 from edge_vl.model_spec import ModelSpec
 from edge_vl_kernels.kv_format import PRECISIONS
 from edge_vl_onnxruntime.cut_loading import known_guards, load_cut, why_whole
@@ -146,33 +147,41 @@ class OnnxRuntimeEngine:
         try:
             return load_cut(parts, read_environment().isa, self._kept_in())
         except CannotCut as error:
-            why = str(error)
-        _check_whole_will_do(parts, why)
-        return _load_whole(parts, why)
+            return _load_instead(parts, str(error))
 
     def _kept_in(self) -> Path | None:
         return self._cache_dir or read_environment().cache_dir
 
 
-def _check_whole_will_do(parts: DecoderParts, why: str) -> None:
-    """Refuse to run a graph whole where that cannot give what was asked for.
+def _load_instead(parts: DecoderParts, why: str) -> OnnxLanguageModel:
+    """Load a decoder as it is, because it cannot be cut.
 
     Raises:
-        ModelError: it does not run whole either.
-        RequestError: it cannot.
+        ModelError: it does not work.
+        RequestError: it cannot give what was asked for.
     """
     options = parts.options
-    is_kv_lost = not options.kv.is_auto and not options.is_kv_wish
-    if (is_kv_lost or options.attention == "cut") and options.attention != "whole":
-        _load_whole(parts, why).close()  # where the file is damaged, that is what must be said
-    if is_kv_lost:
-        raise RequestError(
-            f"kv is {options.kv.name!r}, and engine {ENGINE!r} keeps the KV cache as the graph does because it runs "
-            f"it whole: {why}; leave kv at 'auto', or let llama_cpp speak",
-            field="kv",
-        )
-    if options.attention == "cut":
+    whole = _load_whole(parts, why)  # first: where the file is damaged, that is what must be said
+    is_kv_kept = options.kv.is_auto or options.is_kv_wish or bool(whole.spec.kv)
+    if is_kv_kept and options.attention != "cut":
+        return whole
+    whole.close()
+    if is_kv_kept:
         raise RequestError(f"the graph cannot be cut at its attention: {why}", field="attention")
+    raise RequestError(
+        f"kv is {options.kv.name!r}, and engine {ENGINE!r} keeps the KV cache as the graph does because it runs it "
+        f"whole: {why}; leave kv at 'auto', or let llama_cpp speak",
+        field="kv",
+    )
+
+
+def _is_own_precision(policy: KVPolicy, graph: DecoderGraph) -> bool:
+    """Say whether a policy asks for nothing but what the graph does by itself."""
+    own: Precision = "f16" if graph.cache_dtype is np.float16 else "f32"
+    kinds: tuple[TokenKind, ...] = ("text", "image")
+    return all(
+        layer.keys == layer.values == own for kind in kinds for layer in policy.layers(graph.num_layers, kind, own=own)
+    )
 
 
 def _load_whole(parts: DecoderParts, why: str) -> OnnxLanguageModel:
@@ -185,10 +194,11 @@ def _load_whole(parts: DecoderParts, why: str) -> OnnxLanguageModel:
     graph = read_decoder_graph(decoder, parts.text_config)
     embedding = parts.open_embedding(graph)
     notes = [f"attention: the graph's own, because {why}"]
-    if not parts.options.kv.is_auto:
-        wish = parts.options.kv.name
-        notes.append(f"KV cache: as the graph keeps it and not in the profile's {wish}, for the same reason")
-    spec = dataclasses.replace(parts.describe(decoder, graph), notes=tuple(notes))
+    policy = parts.options.kv
+    is_kept = not policy.is_auto and _is_own_precision(policy, graph)
+    if not policy.is_auto and not is_kept:
+        notes.append(f"KV cache: as the graph keeps it and not in the profile's {policy.name}, for the same reason")
+    spec = dataclasses.replace(parts.describe(decoder, graph), notes=tuple(notes), kv=policy.name if is_kept else "")
     whole = OnnxLanguageModel(decoder, graph, embedding, spec, parts.tokenizer, is_shared=False)
     return_freed_memory()
     expected = try_out(whole)

@@ -120,8 +120,13 @@ def test_without_compiled_kernels_the_graph_runs_whole_unless_its_cache_is_compr
     assert isinstance(language, OnnxLanguageModel)
     assert "no compiled kernels" in language.spec.notes[0]
     language.close()
+    plain = load(grouped, replace(AUTO, kv=parse_kv_policy("f32")), tmp_path)  # what the graph does anyway
+    assert isinstance(plain, OnnxLanguageModel)
+    assert (plain.spec.kv, len(plain.spec.notes)) == ("f32", 1)
+    plain.close()
     compressed = load_in_pieces(grouped, replace(AUTO, kv=parse_kv_policy("int8")), tmp_path)
     assert compressed.spec.notes == ("attention: own, 3 layers, int8 KV, reference",)
+    assert "slow" in compressed.spec.warnings[0]
     compressed.close()
 
 
