@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
@@ -46,7 +46,7 @@ def verify(
     threads: int | None = None,
     context_length: int | None = None,
     num_prompts: int = NUM_PROMPTS,
-    pictures: Sequence[Picture] = (),
+    pictures: Picture | Sequence[Picture] = (),
     on_progress: Callable[[str, float], None] | None = None,
 ) -> Verification:
     """Answer the same questions twice and compare: as asked for, and with the most faithful settings of the engines.
@@ -66,7 +66,7 @@ def verify(
         threads: CPU threads of a lane.
         context_length: most tokens of a sequence.
         num_prompts: conversations; each has several last questions.
-        pictures: what they are about, instead of drawn scenes.
+        pictures: what they are about, instead of drawn scenes; one or several.
         on_progress: called with what is being done and the share that is done, on a lane's thread.
 
     Raises:
@@ -82,7 +82,8 @@ def verify(
         if number is not None:
             require_whole_number(number, field, 1)
     spec = find_model(model)
-    if pictures and not spec.has_vision:
+    shown = _pictures(pictures)
+    if shown and not spec.has_vision:
         raise RequestError(f"model {spec.name} reads text only; it cannot see pictures", field="pictures")
     policy = parse_kv_policy(kv)
     candidate = decide(
@@ -107,13 +108,20 @@ def verify(
     for decision in (reference, candidate):
         check_memory(spec, decision)
     progress = Progress(on_progress)
-    prompts, expected = run_reference(spec, reference, progress, num_prompts, pictures)
+    prompts, expected = run_reference(spec, reference, progress, num_prompts, shown)
     found = run_candidate(spec, candidate, reference, progress, prompts, expected)
     kept, plain = (
         parse_kv_policy(side.kv) for side in (found.side, expected.side)
     )  # a profile's wish may be passed over
     is_compressed = kept.is_compressed and not plain.is_compressed
     return _report(spec.name, candidate, prompts, expected, found, is_compressed=is_compressed)
+
+
+def _pictures(pictures: Picture | Sequence[Picture]) -> list[Picture]:
+    """Return several pictures, also where one was given."""
+    if isinstance(pictures, (list, tuple)):
+        return list(pictures)
+    return [cast("Picture", pictures)]
 
 
 class _Asked(NamedTuple):

@@ -18,7 +18,7 @@ from PIL import Image
 
 from benchmarks.biased_model import make_biased_model
 from edge_vl.agreement import LogitsAgreement, TensorError
-from edge_vl.errors import Cancelled, EngineFault, RequestError
+from edge_vl.errors import Cancelled, EngineFault, ImageError, RequestError
 from edge_vl.kv_error import KVErrors, LayerKVError
 from edge_vl.models import find_model
 from edge_vl.testing import FakeEngine, FakeFault, FakeLatencies
@@ -137,6 +137,16 @@ def test_pictures_for_a_model_that_cannot_see_are_refused(tmp_path: Path) -> Non
     shutil.copy(source, folder / source.name)
     with pytest.raises(RequestError, match="reads text only"):
         verify(folder, kv="int8", pictures=["door.jpg"])
+
+
+def test_one_picture_may_be_given_as_it_is() -> None:
+    picture = Path(__file__).parent.parent / "examples" / "pictures" / "four.png"
+    one, several = (
+        verify("bundled", kv="int8", pictures=shown, num_prompts=1, **ENGINES) for shown in (picture, [picture])
+    )
+    assert one.num_answers == several.num_answers > 0
+    with pytest.raises(ImageError, match="missing"):
+        verify("bundled", kv="int8", pictures="missing.jpg", num_prompts=1, **ENGINES)
 
 
 def test_a_compressed_cache_is_held_against_float32_over_the_same_weights() -> None:

@@ -12,6 +12,7 @@ from edge_vl.cli import options
 from edge_vl.cli.exit_codes import DIFFERENT
 from edge_vl.cli.output import errors_as_json, print_notes
 from edge_vl.errors import RequestError
+from edge_vl.kv_policy import MAX_LOGIT_ERROR
 
 if TYPE_CHECKING:
     from edge_vl.verify_report import Side, Verification
@@ -134,8 +135,8 @@ def _show(found: Verification) -> None:
     if found.layers is not None:
         console.print(_layers(found))
         console.print(
-            "logits: rms change of attention logits; keys, values: relative error; L(w): keys^2 + w * values^2; "
-            "coverage: of the codes' ranges, of keys or values"
+            f"logits: rms change of attention logits, guarded above {MAX_LOGIT_ERROR:g}; keys, values: relative error; "
+            "L(w): keys^2 + w * values^2; coverage: of the codes' ranges, of keys or values"
         )
     elif found.is_kv_compressed:
         console.print("errors of single layers are left out: the engine does not show what its cache holds")
