@@ -18,14 +18,19 @@ EdgeVLError
  |   +- Cancelled
  +- SourceError
  +- SinkError
+ |   +- BrokerError          reason
+ +- RemoteError           type, param
+ +- Aborted               reason, text
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
+from typing import Literal, Self
 
 __all__ = [
+    "Aborted",
+    "BrokerError",
     "CacheFull",
     "Cancelled",
     "ContextLengthError",
@@ -41,10 +46,13 @@ __all__ = [
     "ModelError",
     "ProfileError",
     "QueueFull",
+    "RemoteError",
     "RequestError",
     "SinkError",
     "SourceError",
 ]
+
+BrokerReason = Literal["unreachable", "lost", "refused", "taken_over", "tls", "unsupported"]
 
 
 class EdgeVLError(Exception):
@@ -231,3 +239,32 @@ class SourceError(EdgeVLError):
 
 class SinkError(EdgeVLError):
     """An answer cannot be delivered."""
+
+
+class BrokerError(SinkError):
+    """An MQTT broker cannot be used."""
+
+    def __init__(self, message: str, *, reason: BrokerReason) -> None:
+        """Keep why: `unreachable` and `lost` may pass, the others will not without somebody's help."""
+        super().__init__(message)
+        self.reason = reason
+
+
+class RemoteError(EdgeVLError):
+    """A gateway answered a request with an error."""
+
+    def __init__(self, message: str, *, type: str, param: str | None = None) -> None:
+        """Keep the kind, one of `edge_vl.mqtt.messages.ErrorType`, and the request's field that it is about."""
+        super().__init__(message)
+        self.type = type
+        self.param = param
+
+
+class Aborted(EdgeVLError):
+    """A gateway gave a request up."""
+
+    def __init__(self, reason: str, *, text: str = "") -> None:
+        """Keep why, one of `edge_vl.mqtt.messages.AbortReason`, and the text so far."""
+        super().__init__(f"the request was aborted: {reason}")
+        self.reason = reason
+        self.text = text

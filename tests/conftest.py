@@ -14,6 +14,7 @@ import pytest
 from edge_vl import Runtime
 from edge_vl.testing import FakeEngine
 from tests.hub_double import HubDouble, running_double
+from tests.mosquitto import Mosquitto, has_mosquitto, running_mosquitto
 
 TEMPLATE = (
     "<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}"
@@ -125,3 +126,14 @@ def interruptible() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def mosquitto(tmp_path: Path) -> Iterator[Mosquitto]:
+    """Run a broker of the test's own; skips where mosquitto is not installed."""
+    if not has_mosquitto():
+        pytest.skip("mosquitto is not installed (apt-get install mosquitto)")
+    folder = tmp_path / "mosquitto"
+    folder.mkdir()
+    with running_mosquitto(folder) as broker:
+        yield broker

@@ -1,0 +1,1 @@
+"""The gateway: cameras in, answers out over MQTT. Needs the extra `mqtt`, and `camera` for real cameras."""

@@ -1,0 +1,1 @@
+"""Home Assistant: what a gateway tells it, so that its cameras and answers appear by themselves."""

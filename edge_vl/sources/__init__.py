@@ -1,0 +1,1 @@
+"""Sources of frames: pictures, recordings, cameras, and frames that a program pushes."""
