@@ -15,10 +15,10 @@ CODE := edge_vl engines kernels device_profiles tests benchmarks tools examples
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(shell find kernels/csrc -type f)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format types unit sanitize bars clean
+.PHONY: help demo test lint format types unit sanitize home-assistant bars clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.installed-$(ENGINE)  ## stream answers of the bundled model about the bundled pictures
 	@$(BIN)/python examples/demo.py $(ENGINE)
@@ -32,7 +32,7 @@ lint: $(VENV)/.installed-dev  ## check style without changing anything
 types: $(VENV)/.installed-dev  ## check types
 	$(BIN)/mypy
 
-unit: $(VENV)/.installed-dev  ## run every test with coverage
+unit: $(VENV)/.installed-dev build/home-assistant/.installed  ## run every test with coverage
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --cov --cov-report=term
 
 # Each build ends at the first finding: by a sanitizer, or by the test driver itself.
@@ -46,6 +46,8 @@ sanitize: $(VENV)/.installed-dev  ## run the kernels under the address, undefine
 	  $$build/edge_vl_kernels pool 1 && \
 	  $$build/edge_vl_kernels kv 1 $(SANITIZE_SECONDS) || exit 1; \
 	done
+
+home-assistant: build/home-assistant/.installed  ## install the code of Home Assistant that the tests judge by
 
 format: $(VENV)/.installed-dev  ## format the code and mend what can be mended automatically
 	$(BIN)/ruff check --fix
@@ -70,13 +72,13 @@ $(BIN)/python:
 
 $(VENV)/.installed-onnxruntime: $(BUILD_INPUTS) | $(BIN)/python
 	@echo "installing edge_vl into $(VENV) ..." >&2
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[onnx]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[onnx,demo]'
 	@touch $@
 
 # llama.cpp is compiled from source, once: the wheel stays in pip's cache.
 $(VENV)/.installed-llama_cpp: $(BUILD_INPUTS) | $(BIN)/python
 	@echo "installing edge_vl and llama.cpp into $(VENV); compiling llama.cpp for the first time takes minutes ..." >&2
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[llama]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[llama,demo]'
 	@touch $@
 
 # Warnings of the compiler are errors here, and a failed build falls back to NumPy: so ask what came out of it.
@@ -87,3 +89,13 @@ $(VENV)/.installed-dev: $(BUILD_INPUTS) | $(BIN)/python
 	@$(BIN)/python -c 'import edge_vl_kernels as k, sys; s = k.status(); sys.exit(None if s.compiled else \
 	  "the kernels were not compiled (add -v to pip install above to see why): " + s.reason)'
 	@touch $(VENV)/.installed-onnxruntime $(VENV)/.installed-llama_cpp $@
+
+# Apart from the other environments: it asks for old versions. Where it cannot be had, its tests are skipped and say so.
+build/home-assistant/.installed: tests/home_assistant/requirements.txt | $(BIN)/python
+	@echo "installing parts of Home Assistant into $(@D) ..." >&2
+	@rm -rf $(@D)
+	@$(BIN)/python -m venv $(@D) && \
+	  $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: -r $< && \
+	  $(@D)/bin/python -c 'import homeassistant.components.mqtt.sensor' && \
+	  touch $@ || \
+	  echo "Home Assistant's code could not be installed for $$($(BIN)/python --version); its tests are skipped" >&2

@@ -16,6 +16,7 @@ from edge_vl.conversation import Conversation
 from edge_vl.errors import (
     CacheFull,
     Cancelled,
+    ConfigError,
     ContextLengthError,
     DeadlineExceeded,
     EdgeVLError,
@@ -42,6 +43,9 @@ from edge_vl.watch_counts import WatchCounts
 if TYPE_CHECKING:
     from edge_vl.async_answer_stream import AsyncAnswerStream
     from edge_vl.async_watch import AsyncWatch
+    from edge_vl.sources.motion_gate import MotionGate
+    from edge_vl.sources.open import open_source
+    from edge_vl.sources.pushed import PushedFrames
 
 __version__ = "0.1.0"
 
@@ -53,6 +57,7 @@ __all__ = [
     "AsyncWatch",
     "CacheFull",
     "Cancelled",
+    "ConfigError",
     "ContextLengthError",
     "Conversation",
     "DeadlineExceeded",
@@ -66,7 +71,9 @@ __all__ = [
     "Interrupted",
     "MemoryBudgetError",
     "ModelError",
+    "MotionGate",
     "ProfileError",
+    "PushedFrames",
     "QueueFull",
     "RequestError",
     "Runtime",
@@ -79,11 +86,12 @@ __all__ = [
     "Watch",
     "WatchCounts",
     "__version__",
+    "open_source",
 ]
 
 
 def __getattr__(name: str) -> object:
-    """Import what needs asyncio only when somebody asks for it."""
+    """Import what needs asyncio, or is for cameras, only when somebody asks for it."""
     if name == "AsyncAnswerStream":
         from edge_vl.async_answer_stream import AsyncAnswerStream
 
@@ -92,4 +100,16 @@ def __getattr__(name: str) -> object:
         from edge_vl.async_watch import AsyncWatch
 
         return AsyncWatch
+    if name == "MotionGate":
+        from edge_vl.sources.motion_gate import MotionGate
+
+        return MotionGate
+    if name == "PushedFrames":
+        from edge_vl.sources.pushed import PushedFrames
+
+        return PushedFrames
+    if name == "open_source":
+        from edge_vl.sources.open import open_source
+
+        return open_source
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,8 +5,11 @@
 | `EDGE_VL_CACHE_DIR` | folder for what can be made again, such as int8 copies of a model | the user's cache folder |
 | `EDGE_VL_ISA` | kernels to use: `auto`, `reference` or an instruction set | `auto` |
 | `EDGE_VL_MODELS_DIR` | folder that pulled models are put together in | `models` in the cache folder |
+| `EDGE_VL_MQTT_PASSWORD` | password of the broker's user, for `edge-vl mqtt` | none |
 | `EDGE_VL_PROFILES_DIR` | folder with device profiles of your own (`*.toml`) | none |
 | `HF_ENDPOINT` | the Hugging Face Hub's own: address of a mirror; its others are read by its library | the Hub |
+| `OPENCV_FFMPEG_LOGLEVEL` | OpenCV's own: what FFmpeg prints, which may be an address with its password | nothing |
+| `OPENCV_LOG_LEVEL` | OpenCV's own: likewise for OpenCV | `ERROR` |
 | `ORT_DISABLE_TELEMETRY` | ONNX Runtime's own: `0` lets it write and send usage data | set to `1` by us |
 """
 
@@ -21,10 +24,19 @@ from pathlib import Path
 
 from edge_vl.errors import RequestError
 
-__all__ = ["Environment", "cache_dir", "disable_onnxruntime_telemetry", "models_dir", "read_environment"]
+__all__ = [
+    "Environment",
+    "cache_dir",
+    "disable_onnxruntime_telemetry",
+    "models_dir",
+    "mqtt_password",
+    "quiet_opencv",
+    "read_environment",
+    "read_secret_variable",
+]
 
 _PREFIX = "EDGE_VL_"
-_KNOWN = ("EDGE_VL_CACHE_DIR", "EDGE_VL_ISA", "EDGE_VL_MODELS_DIR", "EDGE_VL_PROFILES_DIR")
+_KNOWN = ("EDGE_VL_CACHE_DIR", "EDGE_VL_ISA", "EDGE_VL_MODELS_DIR", "EDGE_VL_MQTT_PASSWORD", "EDGE_VL_PROFILES_DIR")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +123,55 @@ def disable_onnxruntime_telemetry() -> bool:
         Whether it is off.
     """
     return os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1") == "1"
+
+
+def mqtt_password() -> str | None:
+    """Return the password of the broker's user; None if there is none."""
+    return os.environ.get("EDGE_VL_MQTT_PASSWORD") or None
+
+
+def read_secret_variable(name: str, field: str) -> str:
+    """Return the password in a variable that a configuration file names.
+
+    Args:
+        name: of the variable; not one of ours, but for `EDGE_VL_MQTT_PASSWORD`.
+        field: what errors call the place that names it.
+
+    Raises:
+        RequestError: the variable is not set or empty, or its name begins with `EDGE_VL_`, where an unknown name is
+            an error.
+    """
+    if name.startswith(_PREFIX) and name != "EDGE_VL_MQTT_PASSWORD":
+        raise RequestError(
+            f"{field} names {name}; names that begin with {_PREFIX} are edge-vl's own: call it "
+            f"{name.removeprefix(_PREFIX) or 'PASSWORD'}, or EDGE_VL_MQTT_PASSWORD if it is the broker's",
+            field=field,
+        )
+    value = os.environ.get(name, "")
+    if not value:
+        raise RequestError(f"{field} names the environment variable {name}, which is not set", field=field)
+    return value
+
+
+def service_manager() -> tuple[str | None, int | None]:
+    """Return where systemd listens for what a service says, and after how many microseconds of silence it acts.
+
+    Either is None where systemd did not start this process, or wants no signs of life.
+    """
+    address = os.environ.get("NOTIFY_SOCKET") or None
+    usec, process = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
+    is_ours = process in ("", str(os.getpid()))
+    return address, int(usec) if is_ours and usec.isdecimal() and int(usec) > 0 else None
+
+
+def quiet_opencv() -> None:
+    """Keep OpenCV and its FFmpeg from printing addresses of cameras, unless the user has decided about that already.
+
+    They write to the process's standard error, past every logger, and print addresses as they are, with passwords.
+    OpenCV reads its variable while it is imported, FFmpeg's when the first stream is opened.
+    """
+    os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")  # AV_LOG_QUIET
+    os.environ.setdefault("OPENCV_LOG_LEVEL", "ERROR")
 
 
 def _read_cache_dir(variables: Mapping[str, str]) -> Path | None:

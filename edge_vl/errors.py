@@ -1,7 +1,8 @@
 """Every error that edge_vl raises on purpose.
 
 EdgeVLError
- +- ProfileError          path, key, expected, got
+ +- ConfigError           path, key, expected, got
+ |   +- ProfileError
  +- EngineError           engine
  |   +- EngineNotFound       known
  |   +- EngineUnavailable    missing, install
@@ -33,6 +34,7 @@ __all__ = [
     "BrokerError",
     "CacheFull",
     "Cancelled",
+    "ConfigError",
     "ContextLengthError",
     "DeadlineExceeded",
     "EdgeVLError",
@@ -69,16 +71,20 @@ class EdgeVLError(Exception):
         return copy
 
 
-class ProfileError(EdgeVLError):
-    """A device profile says something that cannot be used."""
+class ConfigError(EdgeVLError):
+    """A configuration file says something that cannot be used."""
 
     def __init__(self, message: str, *, path: str, key: str, expected: str, got: str) -> None:
-        """Keep where in which profile the trouble is."""
+        """Keep where in which file the trouble is."""
         super().__init__(message)
         self.path = path
         self.key = key
         self.expected = expected
         self.got = got
+
+
+class ProfileError(ConfigError):
+    """A device profile says something that cannot be used."""
 
 
 class EngineError(EdgeVLError):
@@ -261,10 +267,16 @@ class RemoteError(EdgeVLError):
 
 
 class Aborted(EdgeVLError):
-    """A gateway gave a request up."""
+    """A gateway gave a request up, or is gone."""
 
-    def __init__(self, reason: str, *, text: str = "") -> None:
-        """Keep why, one of `edge_vl.mqtt.messages.AbortReason`, and the text so far."""
-        super().__init__(f"the request was aborted: {reason}")
+    def __init__(self, reason: str, *, text: str = "", hint: str = "") -> None:
+        """Keep why and the text so far.
+
+        Args:
+            reason: one of `edge_vl.mqtt.messages.AbortReason`, or `nobody`: there is no gateway to answer.
+            text: the answer as far as it came.
+            hint: more, for a person.
+        """
+        super().__init__(f"the request was aborted: {reason}" + (f"; {hint}" if hint else ""))
         self.reason = reason
         self.text = text

@@ -9,15 +9,28 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any, Protocol, TypeGuard
 
 from edge_vl.errors import ImageError, RequestError
 from edge_vl.frame import Frame
 from edge_vl.mailbox import Mailbox
 from edge_vl.pictures import Picture, load_picture
+from edge_vl.sources.source import LiveSource
 
-__all__ = ["Arrival", "FrameFeed", "check_source"]
+__all__ = ["Arrival", "FrameFeed", "FrameGate", "check_source", "is_own_source"]
 
 _log = logging.getLogger(__name__)
+
+POLL_S = 0.25
+"""How long a live source is waited for at a time, so that a closed watch does not wait for a camera that is away."""
+
+
+class FrameGate(Protocol):
+    """Decides which frames are worth an answer, such as `edge_vl.sources.motion_gate.MotionGate`."""
+
+    def passes(self, frame: Frame) -> bool:
+        """Say whether this frame is; called once for each frame, in their order, on one thread."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,7 +38,7 @@ class Arrival:
     """A picture that came off a source.
 
     Attributes:
-        number: counts what came off the source, from 0.
+        number: counts what came off the source, from 0; what a gate kept back is not counted.
         picture: pixels of our own, or something encoded that is decoded only if its turn comes: most frames of a
             camera are dropped, and to decode them all can cost more than the answers.
         captured_s: `time.monotonic()` when it came off the source.
@@ -54,12 +67,20 @@ class FrameFeed:
 
     Attributes:
         mailbox: where the newest one waits.
-        num_frames: pictures taken off the source so far.
+        num_frames: pictures taken off the source so far, and those that it says it passed over in between.
         num_bad: those of them that could not even be put into the mailbox.
+        num_skipped: those that the source passed over: a camera whose newest frame alone counts.
+        num_quiet: those that the gate kept back.
     """
 
     def __init__(
-        self, source: Iterable[Picture], *, bgr: bool, is_on_demand: bool, on_frame: Callable[[], object]
+        self,
+        source: Iterable[Picture],
+        *,
+        bgr: bool,
+        is_on_demand: bool,
+        on_frame: Callable[[], object],
+        gate: FrameGate | None = None,
     ) -> None:
         """Start the thread.
 
@@ -68,10 +89,16 @@ class FrameFeed:
             bgr: arrays have OpenCV's channel order.
             is_on_demand: take a picture off the source only when somebody waits for it, so that none is dropped.
             on_frame: called on the thread when a picture is in the mailbox; must not block or raise.
+            gate: asked on the thread about every picture; None: all pass.
         """
         self.mailbox: Mailbox[Arrival] = Mailbox()
         self.num_frames = 0
         self.num_bad = 0
+        self.num_skipped = 0
+        self.num_quiet = 0
+        self._number = 0
+        self._gate = gate
+        self._gaps = _Gaps(source) if is_own_source(source) else None
         self._bgr = bgr
         self._is_on_demand = is_on_demand
         self._on_frame = on_frame
@@ -93,8 +120,10 @@ class FrameFeed:
         iterator: Iterator[Picture] | None = None
         error: BaseException | None = None
         try:
-            iterator = iter(source)
+            iterator = self._newest(source) if _is_live_source(source) else iter(source)
             self._pull_all(iterator)
+            if self._gaps is not None:
+                self._count_bad(self._gaps.rest())
         except BaseException as raised:  # a source is somebody else's code; whatever it raises is told to the reader
             error = raised
         self.mailbox.end(error)
@@ -116,22 +145,86 @@ class FrameFeed:
                 self._arrive(picture)
             del picture  # a frame must not be kept alive while the source waits for the next
 
+    def _newest(self, source: LiveSource) -> Iterator[Picture]:
+        index = -1
+        while not self.mailbox.is_closed:
+            frame = source.wait_newer(index, POLL_S)
+            if frame is not None:
+                index = frame.index
+                yield frame
+                del frame  # must not be kept alive while the next one is waited for
+            elif source.is_closed:
+                return
+
     def _arrive(self, picture: Picture) -> None:
         captured_s, captured_wall_s = time.monotonic(), time.time()
-        number = self.num_frames
-        self.num_frames += 1
-        kept: Frame | str | os.PathLike[str] | bytes
-        if isinstance(picture, (str, os.PathLike, bytes)):
-            kept = picture
-        else:  # may be overwritten as soon as the source goes on
-            try:
-                kept = load_picture(picture, bgr=self._bgr, index=number)
-            except ImageError as error:
-                _log.debug("frame %d cannot be used: %s", number, error)
-                self.num_bad += 1
-                return
-        self.mailbox.put(Arrival(number, kept, captured_s, captured_wall_s))
+        num_skipped = 0
+        if self._gaps is not None and isinstance(picture, Frame):
+            num_skipped, num_bad = self._gaps.before(picture.index)
+            self._count_bad(num_bad)
+        number = self._number + num_skipped
+        self.num_frames += 1 + num_skipped
+        arrival: Arrival | None = None
+        try:
+            if isinstance(picture, (str, os.PathLike, bytes)):
+                arrival = Arrival(number, picture, captured_s, captured_wall_s)
+                if self._gate is not None:
+                    arrival = dataclasses.replace(arrival, picture=arrival.load())
+            else:  # may be overwritten as soon as the source goes on
+                frame = load_picture(picture, bgr=self._bgr, index=number)
+                arrival = Arrival(number, frame, captured_s, captured_wall_s)
+        except ImageError as error:
+            _log.debug("frame %d cannot be used: %s", number, error)
+            self._number = number + 1
+            self.num_skipped += num_skipped
+            self.num_bad += 1
+            return
+        if self._gate is not None and isinstance(arrival.picture, Frame) and not self._gate.passes(arrival.picture):
+            self.num_quiet += 1 + num_skipped  # those that the camera passed over meanwhile would have been quiet, too
+            return
+        self._number = number + 1
+        self.num_skipped += num_skipped
+        self.mailbox.put(arrival)
         self._on_frame()
+
+    def _count_bad(self, num_bad: int) -> None:
+        self.num_bad += num_bad
+        self.num_frames += num_bad
+        self._number += num_bad
+
+
+class _Gaps:
+    """What a source of ours passed over between two of its frames, by their indexes and its own count of bad ones."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self._last = None if _is_live_source(source) else -1  # a live one may have run for hours
+        self._num_bad = self._bad_so_far()
+
+    def before(self, index: int) -> tuple[int, int]:
+        """Return how many frames it passed over before this one, and how many more were bad."""
+        gap = 0 if self._last is None else max(0, index - self._last - 1)
+        self._last = index
+        num_bad = min(gap, self.rest())
+        return gap - num_bad, num_bad
+
+    def rest(self) -> int:
+        """Return how many bad ones there were since the last frame."""
+        before, self._num_bad = self._num_bad, self._bad_so_far()
+        return max(0, self._num_bad - before)
+
+    def _bad_so_far(self) -> int:
+        num_bad = getattr(self._source, "num_bad", 0)
+        return num_bad if isinstance(num_bad, int) else 0
+
+
+def is_own_source(source: object) -> bool:
+    """Say whether a source is one as `edge_vl.sources.source.Source` describes, and no plain iterable."""
+    return isinstance(getattr(source, "is_live", None), bool)
+
+
+def _is_live_source(source: object) -> TypeGuard[LiveSource]:
+    return is_own_source(source) and hasattr(source, "wait_newer")
 
 
 def check_source(source: object) -> None:

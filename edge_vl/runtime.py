@@ -48,7 +48,9 @@ if TYPE_CHECKING:
     from edge_vl.async_answer_stream import AsyncAnswerStream
     from edge_vl.async_watch import AsyncWatch
     from edge_vl.conversation import Conversation
+    from edge_vl.frame_feed import FrameGate
     from edge_vl.watch import Watch
+    from edge_vl.watch_events import WatchEvent
 
 __all__ = ["Runtime"]
 
@@ -236,6 +238,11 @@ class Runtime:
         return self._model
 
     @property
+    def profile(self) -> str:
+        """Id of the device profile that chose the engines; empty where none did."""
+        return self._lanes.profile
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What is not as the device profile wants it, such as an engine that is missing and what runs instead."""
         return self._lanes.notes
@@ -287,19 +294,25 @@ class Runtime:
         question: str,
         *,
         every_s: float | None = None,
-        every_frame: bool = False,
+        every_frame: bool | None = None,
         patience_s: float | None = None,
+        gate: FrameGate | None = None,
+        on_event: Callable[[WatchEvent], object] | None = None,
         **options: Unpack[AskOptions],
     ) -> Watch:
         """Answer a question about the newest frame of a source, again and again.
 
         Args:
-            source: gives pictures or frames, such as a camera's.
+            source: gives pictures or frames, such as `open_source` returns; it is not closed in the end.
             question: asked about each frame.
             every_s: least seconds from the start of one answer to the start of the next; None: as fast as it goes.
-            every_frame: answer every frame instead of the newest one, as for a recording.
+            every_frame: answer every frame instead of the newest one, as for a recording. None: where the source is one
+                of `open_source` and not live.
             patience_s: how much longer an answer may take when a newer frame is there before it is given up for that;
                 None: as long as it will be in time.
+            gate: says which frames are worth an answer, such as a `MotionGate`; None: all are.
+            on_event: told what becomes of each answer while it is made, token by token (`edge_vl.watch_events`), on the
+                thread that waits for the answer.
             **options: see `AskOptions`.
 
         Returns:
@@ -318,6 +331,8 @@ class Runtime:
             every_s=every_s,
             every_frame=every_frame,
             patience_s=patience_s,
+            gate=gate,
+            on_event=on_event,
             **options,
         )
         self._watches.add(watch)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_vl.errors import ProfileError
+from edge_vl.errors import ConfigError, ProfileError
 
-__all__ = ["Kind", "flag", "names", "number", "read_toml", "regex", "text", "whole"]
+__all__ = ["Kind", "flag", "names", "number", "numbers", "read_toml", "refused", "regex", "text", "whole"]
 
 _MAX_BYTES = 1 << 20
 
@@ -30,18 +30,32 @@ class Kind:
         expected: in words.
         accepts: whether a value will do.
         is_required: whether the table it stands in must have it.
+        is_secret: whether errors must not show what it holds.
     """
 
     expected: str
     accepts: Callable[[Any], bool]
     is_required: bool = False
+    is_secret: bool = False
 
 
-def text(pattern: str = "", words: str = "a text", *, is_required: bool = False) -> Kind:
+def text(pattern: str = "", words: str = "a text", *, is_required: bool = False, is_secret: bool = False) -> Kind:
     """Return the kind of one text, not empty, that a pattern matches as a whole."""
     return Kind(
-        words, lambda value: _is_text(value) and (not pattern or bool(re.fullmatch(pattern, value))), is_required
+        words,
+        lambda value: _is_text(value) and (not pattern or bool(re.fullmatch(pattern, value))),
+        is_required,
+        is_secret,
     )
+
+
+def refused(instead: str) -> Kind:
+    """Return the kind of a key that people look for and that is elsewhere; what it holds is never shown.
+
+    Args:
+        instead: what to do, as in `left out; ...`.
+    """
+    return Kind(instead, lambda value: False, is_secret=True)
 
 
 def regex() -> Kind:
@@ -68,13 +82,15 @@ def whole(low: int, high: int, *, is_required: bool = False) -> Kind:
 
 def number(low: float, high: float) -> Kind:
     """Return the kind of a number in a range."""
+    return Kind(f"a number from {low:g} to {high:g}", lambda value: _is_number(value, low, high))
+
+
+def numbers(how_many: int, low: float, high: float) -> Kind:
+    """Return the kind of a list of so many numbers in a range."""
     return Kind(
-        f"a number from {low:g} to {high:g}",
+        f"a list of {how_many} numbers from {low:g} to {high:g}",
         lambda value: (
-            isinstance(value, (int, float))
-            and not isinstance(value, bool)
-            and math.isfinite(value)
-            and low <= value <= high
+            isinstance(value, list) and len(value) == how_many and all(_is_number(one, low, high) for one in value)
         ),
     )
 
@@ -84,32 +100,63 @@ def flag() -> Kind:
     return Kind("true or false", lambda value: isinstance(value, bool))
 
 
-def read_toml(path: Path, schema: Mapping[str, Kind]) -> dict[str, Any]:
+def read_toml(
+    path: Path, schema: Mapping[str, Kind], *, error_type: type[ConfigError] = ProfileError
+) -> dict[str, Any]:
     """Read a file and check it.
 
     Args:
         path: of the file.
         schema: every key that it may have.
+        error_type: what is raised.
 
     Returns:
         Its tables; every value is of its key's kind, and nothing else is in there.
 
     Raises:
-        ProfileError: it cannot be read, is no TOML, or something in it is unknown, missing or out of range.
+        ConfigError: it cannot be read, is no TOML, or something in it is unknown, missing or out of range. It is an
+            `error_type`.
     """
     try:
+        return _read(path, schema)
+    except _Trouble as trouble:
+        message = trouble.message(path)
+        raise error_type(
+            message, path=str(path), key=trouble.key, expected=trouble.expected, got=trouble.got
+        ) from trouble.__cause__
+
+
+class _Trouble(Exception):
+    """Something is wrong with a file, whatever it is for."""
+
+    def __init__(self, key: str, expected: str, got: str, what: str = "") -> None:
+        super().__init__(key)
+        self.key = key
+        self.expected = expected
+        self.got = got
+        self.what = what
+
+    def message(self, path: Path) -> str:
+        where = f"{path}: {self.key}" if self.key else str(path)
+        if self.what:
+            return f"{where}: {self.what}; expected {self.expected}"
+        return f"{where} should be {self.expected}, not {self.got}"
+
+
+def _read(path: Path, schema: Mapping[str, Kind]) -> dict[str, Any]:
+    try:
         if path.stat().st_size > _MAX_BYTES:
-            raise _error(path, "", "a file of at most 1 MiB", f"{path.stat().st_size} bytes")
+            raise _Trouble("", "a file of at most 1 MiB", f"{path.stat().st_size} bytes")
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise _error(path, "", "a readable file", str(error)) from error
+        raise _Trouble("", "a readable file", str(error)) from error
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise _error(path, "", "valid TOML", str(error)) from error
-    _check_table(path, content, "", "", schema)
+        raise _Trouble("", "valid TOML", str(error)) from error
+    _check_table(content, "", "", schema)
     return content
 
 
-def _check_table(path: Path, table: Mapping[str, Any], pattern: str, shown: str, schema: Mapping[str, Kind]) -> None:
+def _check_table(table: Mapping[str, Any], pattern: str, shown: str, schema: Mapping[str, Kind]) -> None:
     """Check one table; `pattern` is its name in the schema, `shown` its name in the file."""
     known: dict[str, Kind | str] = {}
     for name, member in _members(pattern, schema):
@@ -121,27 +168,28 @@ def _check_table(path: Path, table: Mapping[str, Any], pattern: str, shown: str,
             close = difflib.get_close_matches(key, known, n=1)
             hint = f"{shown}{close[0]}" if close else ""
             expected = f"one of {', '.join(sorted(known))}" if known else "nothing"
-            raise _error(
-                path, inner, expected, repr(key), f"unknown key; did you mean {hint!r}?" if hint else "unknown key"
+            raise _Trouble(
+                inner, expected, repr(key), f"unknown key; did you mean {hint!r}?" if hint else "unknown key"
             )
         kind = known[key]
         if isinstance(kind, Kind) and isinstance(value, dict) and any(_members(f"{pattern}{key}.", schema)):
             kind = "table"  # it may be either
         if isinstance(kind, Kind):
             if not kind.accepts(value):
-                raise _error(path, inner, kind.expected, _shown(value))
+                got = f"a {type(value).__name__} that is not shown" if kind.is_secret else _shown(value)
+                raise _Trouble(inner, kind.expected, got)
         elif kind == "table":
             if not isinstance(value, dict):
-                raise _error(path, inner, "a table", _shown(value))
-            _check_table(path, value, f"{pattern}{key}.", f"{inner}.", schema)
+                raise _Trouble(inner, "a table", _shown(value))
+            _check_table(value, f"{pattern}{key}.", f"{inner}.", schema)
         else:
             if not isinstance(value, list) or not value or not all(isinstance(entry, dict) for entry in value):
-                raise _error(path, inner, "an array of tables, at least one", _shown(value))
+                raise _Trouble(inner, "an array of tables, at least one", _shown(value))
             for index, entry in enumerate(value):
-                _check_table(path, entry, f"{pattern}{key}[].", f"{inner}[{index}].", schema)
+                _check_table(entry, f"{pattern}{key}[].", f"{inner}[{index}].", schema)
     for key, kind in known.items():
         if isinstance(kind, Kind) and kind.is_required and key not in table:
-            raise _error(path, f"{shown}{key}", kind.expected, "nothing")
+            raise _Trouble(f"{shown}{key}", kind.expected, "nothing")
 
 
 def _members(pattern: str, schema: Mapping[str, Kind]) -> Iterator[tuple[str, Kind | str]]:
@@ -157,14 +205,13 @@ def _members(pattern: str, schema: Mapping[str, Kind]) -> Iterator[tuple[str, Ki
                 yield first, "table"
 
 
-def _error(path: Path, key: str, expected: str, got: str, what: str = "") -> ProfileError:
-    where = f"{path}: {key}" if key else str(path)
-    message = f"{where}: {what}; expected {expected}" if what else f"{where} should be {expected}, not {got}"
-    return ProfileError(message, path=str(path), key=key, expected=expected, got=got)
-
-
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
+
+
+def _is_number(value: Any, low: float, high: float) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and low <= value <= high
 
 
 def _compiles(pattern: str) -> bool:

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Literal, Self, Unpack
 
 from edge_vl.answer import Answer
 from edge_vl.answer_stream import AnswerStream
@@ -27,10 +27,11 @@ from edge_vl.errors import (
     SourceError,
 )
 from edge_vl.frame import Frame
-from edge_vl.frame_feed import Arrival, FrameFeed, check_source
+from edge_vl.frame_feed import Arrival, FrameFeed, FrameGate, check_source, is_own_source
 from edge_vl.option_checks import require_number, require_text
 from edge_vl.pictures import Picture
 from edge_vl.watch_counts import WatchCounts
+from edge_vl.watch_events import AnswerBegan, AnswerGivenUp, WatchEvent
 
 if TYPE_CHECKING:
     from edge_vl.runtime import Runtime
@@ -73,20 +74,26 @@ class Watch:
         question: str,
         *,
         every_s: float | None = None,
-        every_frame: bool = False,
+        every_frame: bool | None = None,
         patience_s: float | None = None,
+        gate: FrameGate | None = None,
+        on_event: Callable[[WatchEvent], object] | None = None,
         **options: Unpack[AskOptions],
     ) -> None:
         """Start to take frames off the source. `Runtime.watch` is what most callers want.
 
         Args:
             runtime: answers.
-            source: gives pictures or frames; a generator is closed in the end.
+            source: gives pictures or frames; a generator is closed in the end, a camera is not.
             question: asked about each frame.
             every_s: least seconds from the start of one answer to the start of the next; None: as fast as it goes.
-            every_frame: answer every frame, and take one off the source only when it is due, as for a recording.
+            every_frame: answer every frame, and take one off the source only when it is due, as for a recording. None:
+                where the source is one of `open_source` and not live.
             patience_s: how much longer an answer may take when a newer frame is there; one that needs more and is not
                 nearly done is given up for that frame, three times in a row at most. None: as long as it is in time.
+            gate: says which frames are worth an answer; sees all that come off the source. None: all are.
+            on_event: told what becomes of an answer while it is made, its tokens above all, on the thread that waits
+                for the answer. What it raises ends the watch.
             **options: see `AskOptions`; `deadline_s` counts for each frame from the start of its answer.
 
         Raises:
@@ -101,8 +108,16 @@ class Watch:
             require_number(every_s, "every_s", 1e-9, MAX_PAUSE_S, "above 0 (leave it out for no pause)")
         if patience_s is not None:
             require_number(patience_s, "patience_s", 0, MAX_PAUSE_S, "0 or more (leave it out to finish every answer)")
+        if every_frame is None:
+            every_frame = is_own_source(source) and not getattr(source, "is_live", True)
         if not isinstance(every_frame, bool):
             raise RequestError(f"every_frame must be True or False, not {every_frame!r:.60}", field="every_frame")
+        if gate is not None and not callable(getattr(gate, "passes", None)):
+            raise RequestError(
+                f"gate needs a method passes(frame), which a {type(gate).__name__} has not", field="gate"
+            )
+        if on_event is not None and not callable(on_event):
+            raise RequestError(f"on_event must be a function, not a {type(on_event).__name__}", field="on_event")
         if runtime.vision_spec is None:
             raise ImageError(f"model {runtime.model.name} reads text only; it cannot see frames")
         bgr = options.pop("bgr", False)
@@ -116,6 +131,7 @@ class Watch:
         self._every_frame = every_frame
         self._patience_s = math.inf if patience_s is None else float(patience_s)
         self._options = options
+        self._on_event = on_event
         self._turn = threading.Lock()
         self._lock = threading.Lock()  # of what follows
         self._counts = WatchCounts()
@@ -125,7 +141,7 @@ class Watch:
         self._num_cancelled = 0
         self._answered_number = -1
         # The thread must not keep a watch alive that its owner has dropped.
-        self._feed = FrameFeed(source, bgr=bgr, is_on_demand=every_frame, on_frame=_weak(self))
+        self._feed = FrameFeed(source, bgr=bgr, is_on_demand=every_frame, on_frame=_weak(self), gate=gate)
 
     @property
     def counts(self) -> WatchCounts:
@@ -135,8 +151,9 @@ class Watch:
             return dataclasses.replace(
                 self._counts,
                 frames=feed.num_frames,
-                dropped=self._counts.dropped + feed.mailbox.num_dropped,
+                dropped=self._counts.dropped + feed.mailbox.num_dropped + feed.num_skipped,
                 bad=self._counts.bad + feed.num_bad,
+                quiet=feed.num_quiet,
                 abandoned=int(feed.is_abandoned),
             )
 
@@ -233,10 +250,10 @@ class Watch:
             self._count("dropped")
             return None
         self._due_s = started_s + self._every_s
-        answer = self._finish(_Running(stream, until_s))
+        num_passed = arrival.number - self._answered_number - 1
+        answer = self._finish(_Running(stream, until_s), AnswerBegan(frame, num_passed))
         if answer is None:
             return None
-        num_passed = arrival.number - self._answered_number - 1
         self._answered_number, self._frame = arrival.number, frame
         self._count("answers")
         return dataclasses.replace(answer, dropped=num_passed)
@@ -250,8 +267,22 @@ class Watch:
                 if self._feed.mailbox.wait_until_closed(RETRY_S) or self._is_overtaken():
                     return None
 
-    def _finish(self, running: _Running) -> Answer | None:
+    def _finish(self, running: _Running, began: AnswerBegan) -> Answer | None:
         """Wait for the outcome of a request; None when it has no answer, or none that is still wanted."""
+        reason: Literal["newer", "late", "ended"] | None = None
+        try:
+            answer, reason = self._outcome(running, began)
+        except BaseException:
+            reason = "ended"
+            raise
+        finally:
+            if reason is not None and self._on_event is not None:
+                self._on_event(AnswerGivenUp(began.frame, reason))
+        return answer
+
+    def _outcome(
+        self, running: _Running, began: AnswerBegan
+    ) -> tuple[Answer | None, Literal["newer", "late", "ended"] | None]:
         with running.stream as stream:
             with self._lock:
                 self._running = running
@@ -259,6 +290,10 @@ class Watch:
                 stream.cancel()
             self._reconsider()
             try:
+                if self._on_event is not None:
+                    self._on_event(began)
+                    for token in stream:
+                        self._on_event(token)
                 answer = stream.answer
             except DeadlineExceeded:
                 self._count("late")
@@ -269,17 +304,17 @@ class Watch:
                     raise
                 self._due_s = -math.inf  # the newer frame takes its turn
                 self._num_cancelled += 1
-                return None
+                return None, "newer" if running.is_overtaken else "ended"
             else:
                 if time.monotonic() <= running.until_s:
                     self._num_cancelled = 0
-                    return answer
+                    return answer, None
                 self._count("late")
             finally:
                 with self._lock:
                     self._running = None
         self._num_cancelled = 0
-        return None
+        return None, "late"
 
     def _reconsider(self) -> None:
         """Give up the running request if a newer frame is there that deserves its place. From any thread."""

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/sdk.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/sdk.md", "docs/cameras.md"])
 def test_the_python_of_a_document_runs(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_vl.environment import cache_dir, disable_onnxruntime_telemetry, read_environment
+from edge_vl.environment import cache_dir, disable_onnxruntime_telemetry, quiet_opencv, read_environment
 from edge_vl.errors import RequestError
 
 
@@ -147,3 +147,16 @@ def test_pulled_models_are_in_the_cache_folder_or_where_they_are_wanted(tmp_path
 def test_the_hubs_address_is_the_one_that_its_own_variable_names() -> None:
     assert read_environment({}).hub_endpoint == ""
     assert read_environment({"HF_ENDPOINT": "https://mirror.example/"}).hub_endpoint == "https://mirror.example"
+
+
+@pytest.mark.parametrize("name", ["OPENCV_FFMPEG_LOGLEVEL", "OPENCV_LOG_LEVEL"])
+def test_opencv_prints_nothing_unless_the_user_wants_it(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "")  # puts back what it was in the end
+    monkeypatch.delenv(name)
+    quiet_opencv()
+    assert os.environ[name] in ("-8", "ERROR")
+
+    monkeypatch.setenv(name, "INFO")
+    quiet_opencv()
+
+    assert os.environ[name] == "INFO"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from edge_vl.drawn_scene import draw_scene, random_scene
 from edge_vl.engine import ImageEmbeds, LaneOptions, LanguageModel
 from edge_vl.families import Family, family_of
 from edge_vl.kv_policy import parse_kv_policy
@@ -18,7 +19,6 @@ from edge_vl.registry import engine_named
 from edge_vl.request import Generation
 from edge_vl.serial import answer_serially
 from edge_vl.verify_answers import Reply, VerifyPrompt, answer_prompt, follow_prompt, prefillables
-from edge_vl.verify_prompts import draw_scene, random_scene
 
 SPEC = find_model("bundled")
 QUESTIONS = ("Describe the picture.", "How many objects are there?", "What is at the top left?")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from edge_vl import Runtime
+from edge_vl.drawn_scene import draw_scene, random_scene
 from edge_vl.errors import ContextLengthError, ImageError
 from edge_vl.families import Family, family_of
 from edge_vl.models import find_model
@@ -15,7 +16,7 @@ from edge_vl.pictures import load_picture
 from edge_vl.plan import TextChunk
 from edge_vl.tokenizer import HFTokenizer
 from edge_vl.verify_answers import VerifyPrompt
-from edge_vl.verify_prompts import MIN_ENTRIES, draw_scene, make_prompts, random_scene
+from edge_vl.verify_prompts import MIN_ENTRIES, make_prompts
 
 SPEC = find_model("bundled")
 TOKENIZER = HFTokenizer(SPEC)

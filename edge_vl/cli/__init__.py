@@ -9,16 +9,14 @@ import sys
 import traceback
 from types import FrameType
 
+from edge_vl.cli.interrupt import Interrupt
+
 __all__ = ["main", "run"]
 
 _BY_TYPER = {1: 7, 130: 7}
 """Typer's own codes for a reader that went away and for an interrupt, and ours for both."""
 
 _WRITE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
-
-
-class _Interrupt(BaseException):
-    """SIGINT or SIGTERM; no KeyboardInterrupt, which Typer would take for itself."""
 
 
 def main() -> None:
@@ -36,7 +34,7 @@ def main() -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_DFL)  # the second one ends the process at once
-    raise _Interrupt
+    raise Interrupt
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -52,7 +50,7 @@ def run(arguments: list[str] | None = None) -> int:
         from edge_vl.cli.app import app
         from edge_vl.cli.exit_codes import CANCELLED, INTERNAL, exit_code
         from edge_vl.errors import EdgeVLError
-    except _Interrupt:
+    except Interrupt:
         return 7
     try:
         app(arguments)
@@ -62,7 +60,7 @@ def run(arguments: list[str] | None = None) -> int:
     except EdgeVLError as error:
         _complain(str(error))
         return exit_code(error)
-    except (_Interrupt, KeyboardInterrupt):
+    except (Interrupt, KeyboardInterrupt):
         _complain("cancelled")
         return CANCELLED
     except Exception as error:  # the last border

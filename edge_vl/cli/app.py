@@ -7,12 +7,16 @@ from typing import Annotated
 import typer
 
 from edge_vl.cli.ask import ask
+from edge_vl.cli.cameras import cameras
 from edge_vl.cli.chat import chat
 from edge_vl.cli.doctor import doctor
+from edge_vl.cli.gateway import gateway
 from edge_vl.cli.models import models
+from edge_vl.cli.mqtt import mqtt
 from edge_vl.cli.profiles import profiles
 from edge_vl.cli.tune import tune
 from edge_vl.cli.verify import verify
+from edge_vl.cli.watch import watch
 
 __all__ = ["app"]
 
@@ -46,9 +50,13 @@ def _version(is_wanted: bool) -> None:
 
 
 app.command()(ask)
+app.command()(cameras)
 app.command()(chat)
+app.command()(watch)
 app.add_typer(models, name="models")
 app.add_typer(profiles, name="profiles")
+app.command()(gateway)
+app.add_typer(mqtt, name="mqtt")
 app.command()(doctor)
 app.command()(tune)
 app.command()(verify)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from edge_vl.errors import (
+    Aborted,
     Cancelled,
+    ConfigError,
     ContextLengthError,
     DeadlineExceeded,
     EdgeVLError,
@@ -11,9 +13,10 @@ from edge_vl.errors import (
     ImageError,
     MemoryBudgetError,
     ModelError,
-    ProfileError,
     QueueFull,
+    RemoteError,
     RequestError,
+    SinkError,
     SourceError,
 )
 
@@ -31,19 +34,33 @@ INTERNAL = 70
 
 _CODES: tuple[tuple[type[EdgeVLError], int], ...] = (
     (RequestError, USAGE),
-    (ProfileError, USAGE),
+    (ConfigError, USAGE),
     (ImageError, BAD_INPUT),
     (ContextLengthError, BAD_INPUT),
     (SourceError, BAD_INPUT),
     (EngineError, UNAVAILABLE),
     (ModelError, UNAVAILABLE),
     (QueueFull, UNAVAILABLE),
+    (SinkError, UNAVAILABLE),
     (MemoryBudgetError, MEMORY),
     (DeadlineExceeded, DEADLINE),
     (Cancelled, CANCELLED),
 )
 
+_REMOTE_CODES = {
+    "invalid_request": USAGE,
+    "image": BAD_INPUT,
+    "context_length": BAD_INPUT,
+    "memory_budget": MEMORY,
+    "deadline_exceeded": DEADLINE,
+}
+"""By the kind of a gateway's error; the others are `UNAVAILABLE`."""
+
 
 def exit_code(error: EdgeVLError) -> int:
     """Return the exit code that tells a script what went wrong."""
+    if isinstance(error, RemoteError):
+        return _REMOTE_CODES.get(error.type, UNAVAILABLE)
+    if isinstance(error, Aborted):
+        return CANCELLED if error.reason == "cancelled" else UNAVAILABLE
     return next((code for kind, code in _CODES if isinstance(error, kind)), INTERNAL)

@@ -25,6 +25,7 @@ class ModelConfig:
     threads: int | None = None
     context_length: int | None = None
     memory_budget_mib: int | None = None
+    keep_mib: int | None = None
     mode: str = "profile"
 
 

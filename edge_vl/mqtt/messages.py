@@ -64,7 +64,24 @@ class ImageRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """A question. `client` and `id` name the topic of the answer unless `reply_to` does."""
+    """A question. `client` and `id` name the topic of the answer unless `reply_to` does.
+
+    Attributes:
+        v: version of the contract.
+        id: chosen by the client, another one for each request; the same one again is not answered twice.
+        question: what to ask.
+        client: who asks; limits count by it.
+        images: what the question is about, in this order.
+        conversation: a name of the client's own; requests with the same one continue it.
+        stream: whether text is sent while it is made; else all of it at the end.
+        max_tokens: most tokens of the answer.
+        temperature: 0 takes the most likely token; larger is freer.
+        seed: with a temperature: equal seeds give equal answers.
+        schema: for structured answers, which are not there yet.
+        deadline_ms: from the request's arrival until the whole answer must be there.
+        max_frame_age_ms: from the moment the picture was taken until the whole answer must be there.
+        reply_to: topic of the answer, below one that the gateway allows.
+    """
 
     v: Version = 1
     id: Name

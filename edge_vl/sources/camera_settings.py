@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from edge_vl.backoff import Backoff
+from edge_vl.errors import RequestError
 from edge_vl.sources.view import View
 
 __all__ = ["CameraSettings"]
@@ -28,3 +29,14 @@ class CameraSettings:
     max_fps: float | None = 15.0
     backoff: Backoff = field(default_factory=Backoff)
     view: View = field(default_factory=View)
+
+    def __post_init__(self) -> None:
+        """Check the numbers.
+
+        Raises:
+            RequestError: one makes no sense.
+        """
+        for field_name in ("open_timeout_s", "read_timeout_s", "max_fps"):
+            value = getattr(self, field_name)
+            if value is not None and not (isinstance(value, (int, float)) and 0 < value < float("inf")):
+                raise RequestError(f"{field_name} of a camera is more than 0, not {value!r:.40}", field=field_name)

@@ -42,6 +42,11 @@ class Source(Protocol):
 class LiveSource(Source, Protocol):
     """A source that keeps its newest frame for any number of readers, none of whom takes it away from another."""
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed, so that no frame will come any more."""
+        ...
+
     def latest(self) -> Frame | None:
         """Return the newest frame, of any age; None before the first, and while it is offline or disabled."""
         ...

@@ -1,0 +1,272 @@
+"""`edge-vl mqtt`: questions to gateways over a broker, and what the broker tells of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import signal
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from edge_vl.cli.interrupt import Interrupt
+from edge_vl.cli.output import errors_as_json
+from edge_vl.errors import BrokerError, RequestError
+
+if TYPE_CHECKING:
+    from edge_vl.mqtt.broker_settings import BrokerSettings
+    from edge_vl.mqtt.fleet import Gateway, Heard
+    from edge_vl.mqtt.remote_pictures import RemotePicture
+
+__all__ = ["mqtt"]
+
+T = TypeVar("T")
+
+_MAX_PASSWORD_BYTES = 4096
+
+mqtt = typer.Typer(help="Ask gateways over MQTT, and see which are there.", no_args_is_help=True)
+
+Url = Annotated[
+    str,
+    typer.Argument(
+        metavar="URL",
+        help="The broker: mqtt://user@host:port/prefix, mqtts:// with TLS, or just a host. "
+        "The password comes from EDGE_VL_MQTT_PASSWORD or --password-file.",
+    ),
+]
+PasswordFile = Annotated[
+    Path | None, typer.Option(help="File with the password on its first line.", rich_help_panel="Broker")
+]
+Ca = Annotated[Path | None, typer.Option("--ca", help="Trusted certificates, as PEM.", rich_help_panel="Broker")]
+Cert = Annotated[Path | None, typer.Option("--cert", help="This client's certificate.", rich_help_panel="Broker")]
+Key = Annotated[Path | None, typer.Option("--key", help="The certificate's key.", rich_help_panel="Broker")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@mqtt.command("ask")
+def ask(
+    url: Url,
+    words: Annotated[
+        list[str], typer.Argument(metavar="[NODE] QUESTION", help="The gateway, unless --group says; the question.")
+    ],
+    group: Annotated[str | None, typer.Option(help="Ask whichever gateway of this group is free.")] = None,
+    camera: Annotated[list[str] | None, typer.Option(help="A camera of the gateway; its newest frame.")] = None,
+    image: Annotated[
+        list[Path] | None, typer.Option(help="A picture of this machine, sent along; may be given several times.")
+    ] = None,
+    timeout_s: Annotated[float, typer.Option(help="Seconds until the whole answer must be there.")] = 60.0,
+    max_frame_age_s: Annotated[float | None, typer.Option(help="Oldest frame that it may be about.")] = None,
+    conversation: Annotated[str | None, typer.Option(help="Name of a conversation at the gateway.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of the answer.")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 takes the most likely token; larger is freer.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="With a temperature: equal seeds give equal answers.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming.")] = False,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="What the gateway knows you by, where the broker's rules go by that.", rich_help_panel="Broker"
+        ),
+    ] = None,
+    password_file: PasswordFile = None,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+) -> None:
+    """Ask a gateway a question; the answer streams to standard output."""
+    with errors_as_json(is_wanted=as_json):
+        if len(words) != (2 if group is None else 1):
+            wanted = "URL NODE QUESTION" if group is None else "URL QUESTION --group GROUP"
+            raise RequestError(f"mqtt ask takes: edge-vl mqtt ask {wanted}; put the question in quotes", field="words")
+        settings, prefix = _broker(url, password_file, ca, cert, key)
+        images: list[RemotePicture] = [{"camera": name} for name in camera or ()]
+        images += image or ()
+        from edge_vl.mqtt.client import Client
+
+        node = words[0] if group is None else None
+
+        async def stream_answer() -> None:
+            async with Client(settings, node=node, group=group, prefix=prefix, name=name) as client:
+                stream = client.ask(
+                    words[-1],
+                    images=images,
+                    timeout_s=timeout_s,
+                    conversation=conversation,
+                    is_streamed=not as_json,
+                    max_tokens=max_tokens,
+                    temperature=temperature,
+                    seed=seed,
+                    max_frame_age_s=max_frame_age_s,
+                )
+                async with stream:
+                    if as_json:
+                        print(json.dumps((await stream.answer()).to_dict(), ensure_ascii=False))
+                        return
+                    async for text in stream:
+                        print(text, end="", flush=True)
+                    print(flush=True)
+
+        _run(stream_answer())
+
+
+@mqtt.command("status")
+def status(
+    url: Url,
+    as_json: AsJson = False,
+    password_file: PasswordFile = None,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+) -> None:
+    """List the gateways that the broker knows of, and what their cameras do."""
+    with errors_as_json(is_wanted=as_json):
+        settings, prefix = _broker(url, password_file, ca, cert, key)
+        from edge_vl.mqtt.fleet import Fleet
+
+        async def look() -> dict[str, Gateway]:
+            async with Fleet(settings, prefix=prefix) as fleet:
+                await fleet.settle()
+                return fleet.gateways
+
+        gateways = dict(sorted(_run(look()).items()))
+        if as_json:
+            print(json.dumps({name: gateway.to_dict() for name, gateway in gateways.items()}, ensure_ascii=False))
+            return
+        if not gateways:
+            print(f"the broker knows of no gateway under {prefix}/", file=sys.stderr)
+        for name, gateway in gateways.items():
+            _print_gateway(name, gateway)
+
+
+@mqtt.command("watch")
+def watch(
+    url: Url,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+    password_file: PasswordFile = None,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+) -> None:
+    """Follow what cameras see, line by line, until interrupted."""
+    with errors_as_json(is_wanted=as_json):
+        settings, prefix = _broker(url, password_file, ca, cert, key)
+        from edge_vl.mqtt.fleet import Fleet
+
+        async def follow() -> None:
+            async with Fleet(settings, prefix=prefix) as fleet:
+                async for heard in fleet.heard():
+                    print(_as_json(heard) if as_json else _as_line(heard), flush=True)
+
+        _run(follow())
+
+
+def _broker(
+    url: str, password_file: Path | None, ca: Path | None, cert: Path | None, key: Path | None
+) -> tuple[BrokerSettings, str]:
+    from edge_vl.mqtt.broker_url import read_broker_url
+
+    settings, prefix = read_broker_url(url, ca=ca, cert=cert, key=key)
+    if password_file is not None and settings.username is None:
+        raise RequestError("there is a password but no user: write it as mqtt://user@host", field="url")
+    if settings.username is not None:
+        settings = dataclasses.replace(settings, password=_password(password_file))
+    _check_extra()
+    return settings, prefix or "edge_vl"
+
+
+def _check_extra() -> None:
+    """See that what speaks MQTT is there, before a traceback says so.
+
+    Raises:
+        BrokerError: it is not; says how to install it.
+    """
+    for library in ("msgspec", "aiomqtt", "paho"):
+        if importlib.util.find_spec(library) is None:
+            raise BrokerError(
+                f"MQTT needs {library}, which is not installed; install it with: pip install 'edge-vl[mqtt]'",
+                reason="unsupported",
+            )
+
+
+def _password(file: Path | None) -> str | None:
+    if file is None:
+        from edge_vl.environment import mqtt_password
+
+        return mqtt_password()
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(_MAX_PASSWORD_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"the password file cannot be read: {error}", field="password_file") from error
+    return text.partition("\n")[0].rstrip("\r")
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    """Run it in an event loop; an interrupt ends it in order, so that a question is cancelled at the gateway, too."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    async def follow_signals() -> T:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def end(number: int) -> None:
+            loop.remove_signal_handler(number)  # the second one ends the process at once
+            task.cancel()
+
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # Windows; not the main thread
+            for number in handlers:
+                loop.add_signal_handler(number, end, number)
+        return await work
+
+    try:
+        return asyncio.run(follow_signals())
+    except asyncio.CancelledError:
+        raise Interrupt from None
+    finally:
+        with contextlib.suppress(ValueError):
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+
+def _print_gateway(name: str, gateway: Gateway) -> None:
+    info = gateway.info
+    about = ""
+    if info is not None:
+        about = f"  {info.model}, profile {info.profile}, edge-vl {info.version}, MQTT {info.protocol}"
+        about += f", group {info.group}" if info.group else ""
+    print(f"{name}: {gateway.status or 'unknown'}{about}")
+    for camera, state in sorted(gateway.cameras.items()):
+        size = f" {state.width}x{state.height}" if state.width else ""
+        rate = f" at {state.fps:.1f} frames/s" if state.status == "online" else ""
+        reason = f" ({state.reason})" if state.reason else ""
+        question = f"  {state.question!r}" if state.question else ""
+        print(f"  {camera}: {state.status}{size}{rate}{reason}{question}")
+
+
+def _as_json(heard: Heard) -> str:
+    import msgspec
+
+    return json.dumps({"node": heard.node, **msgspec.to_builtins(heard.message)}, ensure_ascii=False)
+
+
+def _as_line(heard: Heard) -> str:
+    """Write what was heard on one line; whatever a model says cannot steer the terminal."""
+    from edge_vl.mqtt.node_messages import CameraAnswer
+
+    message = heard.message
+    if isinstance(message, CameraAnswer):
+        text = f"{message.text} (frame {message.frame.age_ms / 1000:.2f} s old)"
+    elif message.type == "when":
+        text = f"{message.name}: {'yes' if message.value else 'no'}"
+    elif message.error is not None:
+        text = f"error: {message.error.message}"
+    else:
+        text = f"{message.type} {message.reason}"
+    line = " ".join(text.split())
+    printable = "".join(character for character in line if character.isprintable())
+    return f"{message.at}  {heard.node}/{message.camera}  {printable}"

@@ -1,0 +1,169 @@
+"""Which requests were being answered, on disk, so that their clients can be told after a crash."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+
+__all__ = ["Journal", "JournalEntry"]
+
+_log = logging.getLogger(__name__)
+
+_NAME = "in_flight.jsonl"
+
+MAX_BYTES = 1 << 20
+"""Of the file; when it is longer, it is written anew with what is still open."""
+
+_MAX_READ_BYTES = 4 * MAX_BYTES
+_MAX_TEXT_CHARS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """A request that was taken.
+
+    Attributes:
+        id: of the request.
+        client: who asked.
+        reply_to: where its answer goes.
+        correlation: what its sender knows it by, as hexadecimal digits; empty: nothing.
+    """
+
+    id: str
+    client: str
+    reply_to: str
+    correlation: str = ""
+
+
+class Journal:
+    """One short line when a request is taken, and one when it has ended. Used by one thread.
+
+    Lines go to the system at once, but the disk is not waited for: a crash of the process loses nothing, one of the
+    system the last moments. A disk that is full or read-only is told once in the log, and the gateway goes on.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Keep where it is written; nothing is opened yet."""
+        self._path = folder / _NAME
+        self._file: FileIO | None = None
+        self._num_bytes = 0
+        self._open: dict[str, JournalEntry] = {}  # by reply topic and id
+        self._has_failed = False
+
+    def begin(self) -> list[JournalEntry]:
+        """Open it.
+
+        Returns:
+            The requests that the process before this one left without an end. They stay in it until they are ended.
+        """
+        self._open = {_key(entry): entry for entry in _read(self._path)}
+        self._rewrite()
+        return list(self._open.values())
+
+    def note_taken(self, entry: JournalEntry) -> None:
+        """Write down that a request was taken."""
+        self._open[_key(entry)] = entry
+        self._append(_taken_line(entry))
+
+    def note_ended(self, entry: JournalEntry) -> None:
+        """Write down that it has ended."""
+        if self._open.pop(_key(entry), None) is None:
+            return
+        self._append(_line({"end": entry.id, "to": entry.reply_to}))
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._file = None
+
+    def _append(self, line: bytes) -> None:
+        if self._num_bytes + len(line) > MAX_BYTES:
+            self._rewrite()
+            return
+        if self._file is None:
+            return
+        try:
+            self._write(line)
+        except OSError as error:
+            self._fail(error)
+
+    def _rewrite(self) -> None:
+        """Write it anew with what is open."""
+        self.close()
+        fresh = self._path.with_suffix(".new")
+        data = b"".join(_taken_line(entry) for entry in self._open.values())
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = FileIO(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600), "ab")
+            self._num_bytes = 0
+            self._write(data)
+            fresh.replace(self._path)
+        except OSError as error:
+            self._fail(error)
+
+    def _write(self, data: bytes) -> None:
+        assert self._file is not None
+        rest = data
+        while rest:
+            rest = rest[self._file.write(rest) or 0 :]
+        self._num_bytes += len(data)
+
+    def _fail(self, error: OSError) -> None:
+        self.close()
+        if not self._has_failed:
+            _log.warning(
+                "%s cannot be written (%s): after a crash, clients will not be told what became of their requests",
+                self._path,
+                error.strerror or error,
+            )
+        self._has_failed = True
+
+
+def _key(entry: JournalEntry) -> str:
+    return f"{entry.reply_to} {entry.id}"
+
+
+def _taken_line(entry: JournalEntry) -> bytes:
+    return _line({"id": entry.id, "client": entry.client, "to": entry.reply_to, "corr": entry.correlation})
+
+
+def _line(facts: dict[str, str]) -> bytes:
+    return json.dumps(facts, separators=(",", ":")).encode() + b"\n"
+
+
+def _read(path: Path) -> list[JournalEntry]:
+    """Return what a journal leaves open; a line that is damaged or cut short counts as not there."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_READ_BYTES)
+    except OSError:
+        return []
+    left: dict[str, JournalEntry] = {}
+    for line in data.split(b"\n"):
+        facts = _facts(line)
+        if facts is None:
+            continue
+        if "end" in facts:
+            left.pop(f"{facts.get('to', '')} {facts['end']}", None)
+        elif facts.get("id") and facts.get("to"):
+            entry = JournalEntry(facts["id"], facts.get("client", ""), facts["to"], facts.get("corr", ""))
+            left[_key(entry)] = entry
+    return list(left.values())
+
+
+def _facts(line: bytes) -> dict[str, str] | None:
+    try:
+        facts = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(facts, dict):
+        return None
+    is_text = all(isinstance(value, str) and len(value) <= _MAX_TEXT_CHARS for value in facts.values())
+    return facts if is_text else None

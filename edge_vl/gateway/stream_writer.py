@@ -1,0 +1,235 @@
+"""The messages of one answer: numbered, in order, gathered on a slow link, with exactly one at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Literal
+
+from edge_vl.mqtt.coalescer import Coalescer, Piece
+from edge_vl.mqtt.json_writing import encode
+from edge_vl.mqtt.messages import (
+    Aborted,
+    AbortReason,
+    Delta,
+    End,
+    ErrorFacts,
+    ErrorMessage,
+    Start,
+    StreamMessage,
+)
+from edge_vl.mqtt.packet import Outbound
+
+__all__ = ["Post", "StreamWriter"]
+
+Post = Callable[[Outbound, Literal["terminal", "delta"]], "asyncio.Future[float]"]
+"""Hands a message to the link; the future has its round trip in seconds, or is cancelled where it was given up."""
+
+_LEAST_EXPIRY_S = 10
+
+
+class StreamWriter:
+    """Writes one answer to its topic. Belongs to the event loop's thread.
+
+    While it is held, nothing is sent: text is gathered, and the end waits. Numbers are given when a message is made;
+    one that is sent again is the same as before.
+    """
+
+    def __init__(
+        self,
+        post: Post,
+        coalescer: Coalescer,
+        *,
+        id: str,
+        topic: str,
+        received_s: float,
+        expires_s: float,
+        correlation: bytes,
+        on_terminal: Callable[[StreamMessage, asyncio.Future[float]], object] = lambda message, future: None,
+    ) -> None:
+        """Write nothing yet.
+
+        Args:
+            post: hands a message to the link.
+            coalescer: says when text goes out.
+            id: of the request.
+            topic: where the answer goes.
+            received_s: when the request came, on the monotonic clock.
+            expires_s: when the client stops waiting, likewise.
+            correlation: what the client knows the request by.
+            on_terminal: told when the last message was handed to the link, also again after it was taken back.
+        """
+        self._post_to_link = post
+        self._coalescer = coalescer
+        self._id = id
+        self._topic = topic
+        self._received_s = received_s
+        self._expires_s = expires_s
+        self._correlation = correlation
+        self._on_terminal = on_terminal
+        self._next_seq = 0
+        self._waiting: list[Callable[[], StreamMessage]] = []  # while it is held
+        self._held_texts: list[str] = []
+        self._unacknowledged: dict[asyncio.Future[float], StreamMessage] = {}
+        self._round_trips_s: deque[float] = deque(maxlen=64)
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_held = False
+        self._is_over = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its end was written, or it was dropped."""
+        return self._is_over
+
+    @property
+    def publish_s(self) -> float | None:
+        """Median time until the broker had confirmed a message of it; None: it has confirmed none."""
+        return statistics.median(self._round_trips_s) if self._round_trips_s else None
+
+    def start(self, node: str, boot_id: str, model: str) -> None:
+        """Say that the request was taken."""
+        self._make(
+            lambda: Start(id=self._id, seq=self._seq(), t_ms=self._t_ms(), node=node, boot_id=boot_id, model=model)
+        )
+
+    def add(self, text: str) -> None:
+        """Add a token's text."""
+        if self._is_over:
+            return
+        if self._is_held:
+            self._held_texts.append(text)
+        else:
+            self._send_piece(self._coalescer.add(text, 1))
+
+    def end(self, make: Callable[[int, int], End]) -> None:
+        """Write the whole answer; `make` is called with the number and the milliseconds."""
+        self._finish(lambda: make(self._seq(), self._t_ms()))
+
+    def error(self, facts: ErrorFacts, text: str = "") -> None:
+        """Say that there will be no answer because of an error."""
+        self._finish(lambda: ErrorMessage(id=self._id, seq=self._seq(), t_ms=self._t_ms(), error=facts, text=text))
+
+    def abort(self, reason: AbortReason, text: str = "") -> None:
+        """Say that the request was given up."""
+        self._finish(lambda: Aborted(id=self._id, seq=self._seq(), t_ms=self._t_ms(), reason=reason, text=text))
+
+    def hold(self) -> None:
+        """Send nothing until `resume` or `drop`, and take back what the broker has not confirmed."""
+        if self._is_held:
+            return
+        self._is_held = True
+        self._stop_timer()
+        taken_back, self._unacknowledged = self._unacknowledged, {}
+        for future, message in taken_back.items():
+            future.cancel()
+            self._waiting.append(lambda message=message: message)  # type: ignore[misc]  # as it was made
+        piece = self._coalescer.flush()
+        if piece is not None:
+            self._held_texts.append(piece.text)
+
+    def resume(self) -> None:
+        """Send what was held."""
+        if not self._is_held:
+            return
+        self._is_held = False
+        self._keep_held_text()
+        waiting, self._waiting = self._waiting, []
+        for make in waiting:
+            self._post(make())
+
+    def drop(self) -> None:
+        """Write nothing more, and take back what the broker has not confirmed: another has ended the stream."""
+        self._is_over = True
+        self._stop_timer()
+        self._waiting.clear()
+        self._held_texts.clear()
+        taken_back, self._unacknowledged = self._unacknowledged, {}
+        for future in taken_back:
+            future.cancel()
+
+    def _finish(self, make: Callable[[], StreamMessage]) -> None:
+        if self._is_over:
+            return
+        piece = None if self._is_held else self._coalescer.flush()
+        if piece is not None:
+            self._make(self._delta(piece.text, piece.num_tokens))
+        self._is_over = True
+        self._stop_timer()
+        self._make(make)
+
+    def _make(self, make: Callable[[], StreamMessage]) -> None:
+        if self._is_held:
+            self._keep_held_text()
+            self._waiting.append(make)
+        else:
+            self._post(make())
+
+    def _keep_held_text(self) -> None:
+        if self._held_texts:
+            self._waiting.append(self._delta("".join(self._held_texts), len(self._held_texts)))
+            self._held_texts = []
+
+    def _delta(self, text: str, num_tokens: int) -> Callable[[], StreamMessage]:
+        return lambda: Delta(id=self._id, seq=self._seq(), t_ms=self._t_ms(), text=text, tokens=num_tokens)
+
+    def _send_piece(self, piece: Piece | None) -> None:
+        if piece is not None:
+            self._post(self._delta(piece.text, piece.num_tokens)())
+        self._set_timer()
+
+    def _poll(self) -> None:
+        self._timer = None
+        if not self._is_over and not self._is_held:
+            self._send_piece(self._coalescer.poll())
+
+    def _set_timer(self) -> None:
+        if self._timer is not None or self._is_held:
+            return
+        due_s = self._coalescer.due_in_s()
+        if due_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, due_s), self._poll)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _post(self, message: StreamMessage) -> None:
+        expiry_s = max(_LEAST_EXPIRY_S, math.ceil(self._expires_s - time.monotonic()))
+        outbound = Outbound(
+            self._topic,
+            encode(message),
+            content_type="application/json",
+            correlation=self._correlation,
+            expiry_s=expiry_s,
+        )
+        is_terminal = not isinstance(message, (Start, Delta))
+        future = self._post_to_link(outbound, "delta" if isinstance(message, Delta) else "terminal")
+        self._unacknowledged[future] = message
+        future.add_done_callback(self._note_delta_done if isinstance(message, Delta) else self._note_done)
+        if is_terminal:
+            self._on_terminal(message, future)
+
+    def _note_done(self, future: asyncio.Future[float]) -> None:
+        self._unacknowledged.pop(future, None)
+        if not future.cancelled() and future.exception() is None:
+            self._round_trips_s.append(future.result())
+
+    def _note_delta_done(self, future: asyncio.Future[float]) -> None:
+        self._note_done(future)
+        piece = self._coalescer.acknowledged()
+        if piece is not None and not self._is_over:
+            self._make(self._delta(piece.text, piece.num_tokens))
+        if not self._is_over:
+            self._set_timer()
+
+    def _seq(self) -> int:
+        seq, self._next_seq = self._next_seq, self._next_seq + 1
+        return seq
+
+    def _t_ms(self) -> int:
+        return max(0, round((time.monotonic() - self._received_s) * 1000))

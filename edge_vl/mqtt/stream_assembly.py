@@ -1,0 +1,70 @@
+"""Messages of one stream, as they come in: put into order, told once, and the text mended from the last one. Pure."""
+
+from __future__ import annotations
+
+from edge_vl.mqtt.messages import Aborted, Delta, End, ErrorMessage, Start, StreamMessage
+
+__all__ = ["StreamAssembly"]
+
+_MAX_HELD = 4096
+
+
+class StreamAssembly:
+    """What is known of a stream. A message may come twice, too late or never.
+
+    Text is given away in order and without gaps: the text behind a message that is missing waits for it, or for the
+    terminal message, which has the whole text.
+
+    Attributes:
+        start: the first message, once it is in.
+        text: what was given away so far.
+        terminal: the last message, once it is in; nothing counts any more then.
+    """
+
+    def __init__(self) -> None:
+        self.start: Start | None = None
+        self.text = ""
+        self.terminal: End | ErrorMessage | Aborted | None = None
+        self._next_seq = 0
+        self._held: dict[int, Start | Delta] = {}
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a message of it came in."""
+        return self.start is not None or self._next_seq > 0 or bool(self._held) or self.terminal is not None
+
+    def take(self, message: StreamMessage) -> str:
+        """Take one message in.
+
+        Args:
+            message: of this request; from anywhere in the stream.
+
+        Returns:
+            The text that may be given away now; often empty.
+        """
+        if self.terminal is not None:
+            return ""
+        if isinstance(message, (End, ErrorMessage, Aborted)):
+            return self._finish(message)
+        seq = message.seq
+        if seq is None or seq < self._next_seq or seq in self._held or len(self._held) >= _MAX_HELD:
+            return ""
+        self._held[seq] = message
+        if isinstance(message, Start):
+            self.start = message
+        pieces: list[str] = []
+        while (held := self._held.pop(self._next_seq, None)) is not None:
+            self._next_seq += 1
+            if isinstance(held, Delta):
+                pieces.append(held.text)
+        return self._give("".join(pieces))
+
+    def _finish(self, message: End | ErrorMessage | Aborted) -> str:
+        self.terminal = message
+        self._held.clear()
+        # Whoever ends another's stream does not know its text.
+        return self._give(message.text.removeprefix(self.text)) if message.text.startswith(self.text) else ""
+
+    def _give(self, text: str) -> str:
+        self.text += text
+        return text

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from edge_vl.gateway.stream_writer import StreamWriter
+from edge_vl.mqtt.coalescer import Coalescer
+from edge_vl.mqtt.messages import End, ErrorFacts
+from edge_vl.mqtt.packet import Outbound
+from tests.mqtt_observer import Heard, read_object, stream_faults
+
+
+class Link:
+    """Takes messages, and confirms them when it is told to."""
+
+    def __init__(self) -> None:
+        self.posted: list[tuple[Outbound, str, asyncio.Future[float]]] = []
+
+    def post(self, message: Outbound, keep: str) -> asyncio.Future[float]:
+        receipt: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self.posted.append((message, keep, receipt))
+        return receipt
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        return [read_object(outbound.payload) for outbound, _, receipt in self.posted if not receipt.cancelled()]
+
+    @property
+    def faults(self) -> list[str]:
+        heard = [Heard(outbound.topic, outbound.payload) for outbound, _, _ in self.posted]
+        return stream_faults("x", heard, may_repeat=any(receipt.cancelled() for _, _, receipt in self.posted))
+
+    async def confirm_all(self) -> None:
+        for _, _, receipt in self.posted:
+            if not receipt.done():
+                receipt.set_result(0.02)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+
+def writer_on(link: Link, window_s: float = 0.0) -> StreamWriter:
+    now_s = time.monotonic()
+    return StreamWriter(
+        link.post,
+        Coalescer(lambda: window_s),
+        id="x",
+        topic="edge_vl/x",
+        received_s=now_s,
+        expires_s=now_s + 60,
+        correlation=b"x",
+    )
+
+
+def end(writer: StreamWriter, text: str, num_tokens: int) -> None:
+    usage = {"completion_tokens": num_tokens}
+    writer.end(
+        lambda seq, t_ms: End(id="x", seq=seq, t_ms=t_ms, text=text, finish_reason="stop", usage=usage, timings={})
+    )
+
+
+async def test_messages_are_numbered_and_nothing_follows_the_end() -> None:
+    link = Link()
+    writer = writer_on(link)
+    writer.start("gw", "1", "tiny")
+    for text in "ab":
+        writer.add(text)
+    end(writer, "ab", 2)
+    writer.add("c")
+    writer.error(ErrorFacts("engine", "too late"))
+    writer.abort("cancelled")
+    assert link.faults == []
+    assert [message["type"] for message in link.messages] == ["start", "delta", "delta", "end"]
+    assert [keep for _, keep, _ in link.posted] == ["terminal", "delta", "delta", "terminal"]
+
+
+async def test_on_a_slow_link_text_is_gathered_but_never_the_first() -> None:
+    link = Link()
+    writer = writer_on(link, window_s=0.03)
+    writer.start("gw", "1", "tiny")
+    for text in "abcd":
+        writer.add(text)
+    assert [message.get("text") for message in link.messages] == [None, "a"]
+    await link.confirm_all()
+    await asyncio.sleep(0.06)
+    assert [message.get("text") for message in link.messages] == [None, "a", "bcd"]
+    writer.add("e")
+    end(writer, "abcde", 5)
+    assert link.faults == []
+    assert [message.get("tokens") for message in link.messages[1:-1]] == [1, 3, 1]
+
+
+async def test_while_the_broker_is_away_text_grows_in_one_piece() -> None:
+    link = Link()
+    writer = writer_on(link, window_s=0.001)
+    writer.start("gw", "1", "tiny")
+    for number in range(200):
+        writer.add("x")
+        if number % 50 == 0:
+            await asyncio.sleep(0.005)
+    assert len(link.posted) <= 3
+    await link.confirm_all()
+    end(writer, "x" * 200, 200)
+    assert link.faults == []
+
+
+async def test_what_is_held_is_sent_in_order_and_what_was_not_confirmed_is_sent_again_as_it_was() -> None:
+    link = Link()
+    writer = writer_on(link)
+    writer.hold()
+    writer.start("gw", "1", "tiny")
+    for text in "abc":
+        writer.add(text)
+    assert link.posted == []
+    writer.resume()
+    writer.add("d")
+    writer.hold()
+    writer.add("e")
+    end(writer, "abcde", 5)
+    assert len(link.posted) == 3
+    writer.resume()
+    assert link.faults == []
+    assert [message.get("text") for message in link.messages] == [None, "abc", "d", "e", "abcde"]
+
+
+async def test_what_is_dropped_is_taken_back_and_has_no_end() -> None:
+    link = Link()
+    writer = writer_on(link)
+    writer.start("gw", "1", "tiny")
+    await link.confirm_all()
+    writer.add("a")
+    writer.hold()
+    writer.drop()
+    end(writer, "a", 1)
+    writer.resume()
+    assert [message["type"] for message in link.messages] == ["start"]
+
+
+async def test_the_median_of_the_round_trips_is_what_publishing_takes() -> None:
+    link = Link()
+    assert writer_on(link).publish_s is None
+    writer = writer_on(link)
+    writer.start("gw", "1", "tiny")
+    writer.add("a")
+    await link.confirm_all()
+    assert writer.publish_s == 0.02
+    end(writer, "a", 1)

@@ -1,0 +1,82 @@
+"""Tests of listening to all gateways, against mosquitto."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import aiomqtt
+import pytest
+
+from edge_vl.errors import RequestError
+from edge_vl.mqtt import Fleet
+from edge_vl.mqtt.node_messages import CameraAnswer, CameraEvent
+from tests.mosquitto import Mosquitto
+
+
+def answer(text: str) -> str:
+    frame = {"source": "door", "index": 1, "captured_at": "2026-01-01T00:00:00+00:00", "age_ms": 90}
+    times = {"at": "2026-01-01T00:00:00+00:00", "t_ms": 5, "total_ms": 80, "trigger": "interval"}
+    fields: dict[str, Any] = {"camera": "door", "question": "What?", "text": text, "state": text, "model": "m"}
+    return json.dumps({"v": 1, **fields, **times, "frame": frame})
+
+
+def event(name: str, value: bool) -> str:
+    times = {"at": "2026-01-01T00:00:00+00:00", "t_ms": 5}
+    return json.dumps({"v": 1, "camera": "door", "type": "when", **times, "name": name, "value": value})
+
+
+async def test_answers_and_events_are_heard_and_what_is_damaged_or_old_is_not(mosquitto: Mosquitto) -> None:
+    base = "edge_vl/gw/camera/door"
+    async with aiomqtt.Client("127.0.0.1", mosquitto.port) as gateway:
+        await gateway.publish(f"{base}/answer", answer("old"), qos=1, retain=True)
+        async with Fleet(f"mqtt://127.0.0.1:{mosquitto.port}") as fleet:
+            await fleet.settle(quiet_s=0.2)
+            for payload in (b"", b"\xff\xd8", b"null", b"{}", b"[" * 2000, b'{"camera":"door"}'):
+                for what in ("answer", "event", "state"):
+                    await gateway.publish(f"{base}/{what}", payload, qos=1)
+                await gateway.publish("edge_vl/gw/info", payload, qos=1)
+                await gateway.publish("edge_vl/gw/status", payload, qos=1)
+            await gateway.publish(f"{base}/answer", answer("a red star"), qos=1)
+            await gateway.publish(f"{base}/event", event("person", True), qos=1)
+            heard = [await asyncio.wait_for(anext(fleet.heard()), 5) for _ in range(2)]
+            assert fleet.gateways["gw"].to_dict() == {"status": "unknown", "info": None, "cameras": {}}
+    first, second = (one.message for one in heard)
+    assert isinstance(first, CameraAnswer)
+    assert isinstance(second, CameraEvent)
+    assert (heard[0].node, first.text) == ("gw", "a red star")
+    assert (second.name, second.value) == ("person", True)
+
+
+async def test_what_the_broker_has_kept_is_there_when_it_settles(mosquitto: Mosquitto) -> None:
+    async with aiomqtt.Client("127.0.0.1", mosquitto.port) as gateway:
+        for node, status in (("one", "online"), ("two", "offline")):
+            await gateway.publish(f"site/edge/{node}/status", status, qos=1, retain=True)
+        async with Fleet(f"mqtt://127.0.0.1:{mosquitto.port}/site/edge") as fleet:
+            await fleet.settle()
+            assert {name: one.status for name, one in fleet.gateways.items()} == {"one": "online", "two": "offline"}
+
+
+async def test_of_answers_that_nobody_takes_the_newest_are_kept(
+    mosquitto: Mosquitto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_vl.mqtt.fleet._MAX_WAITING", 3)
+    async with (
+        aiomqtt.Client("127.0.0.1", mosquitto.port) as gateway,
+        Fleet(f"mqtt://127.0.0.1:{mosquitto.port}") as fleet,
+    ):
+        for number in range(8):
+            await gateway.publish("edge_vl/gw/camera/door/event", event(f"e{number}", True), qos=1)
+        await fleet.settle(quiet_s=0.3)
+        names = []
+        for _ in range(3):
+            message = (await asyncio.wait_for(anext(fleet.heard()), 5)).message
+            assert isinstance(message, CameraEvent)
+            names.append(message.name)
+    assert names == ["e5", "e6", "e7"]
+
+
+def test_a_prefix_is_checked() -> None:
+    with pytest.raises(RequestError, match="prefix"):
+        Fleet("127.0.0.1", prefix="a/b/c")
