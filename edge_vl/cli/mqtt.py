@@ -185,7 +185,7 @@ def _check_extra() -> None:
     Raises:
         BrokerError: it is not; says how to install it.
     """
-    for library in ("msgspec", "aiomqtt", "paho"):
+    for library in ("msgspec", "paho"):
         if importlib.util.find_spec(library) is None:
             raise BrokerError(
                 f"MQTT needs {library}, which is not installed; install it with: pip install 'edge-vl[mqtt]'",

@@ -61,7 +61,7 @@ class ClaimLedger:
     """What one worker knows of its group. Statuses, infos and claims are noted in the order in which they come."""
 
     def __init__(
-        self, node: str, boot_id: str, group: str, *, clock: Callable[[], float], max_claims: int = 4096
+        self, node: str, boot_id: str, group: str, *, clock: Callable[[], float], max_claims: int = 2048
     ) -> None:
         """Begin with nothing known.
 

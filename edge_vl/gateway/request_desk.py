@@ -7,6 +7,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import partial
 
 from edge_vl.gateway.active import ActiveRequest
 from edge_vl.gateway.admission import Admission
@@ -203,14 +204,15 @@ class RequestDesk:
             if active.expiry is not None:
                 active.expiry.cancel()
                 active.expiry = None
-            active.task = asyncio.create_task(self._work(active), name=f"request {active.request.id}")
+            active.task = asyncio.create_task(self._answering.work(active), name=f"request {active.request.id}")
+            active.task.add_done_callback(partial(self._worked, active))
 
-    async def _work(self, active: ActiveRequest) -> None:
-        try:
-            await self._answering.work(active)
-        finally:
-            active.stream = None
-            self._leave(active)
+    def _worked(self, active: ActiveRequest, task: asyncio.Task[None]) -> None:
+        """Make room. A task that is cancelled before its first step has done nothing, not even written its end."""
+        active.stream = None
+        if not active.writer.is_over:
+            active.writer.abort(active.abort_reason or "shutdown")
+        self._leave(active)
 
     def _leave(self, active: ActiveRequest) -> None:
         self._admission.leave(active)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BrokerSettings", "Client", "Fleet", "RemoteAnswer", "RemoteStream", "ask"]
 
-_NEEDS = ("aiomqtt", "msgspec", "paho")
+_NEEDS = ("msgspec", "paho")
 _INSTALL = "pip install 'edge-vl[mqtt]'"
 
 

@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ _MAX_STEP_S = 60.0
 
 _MAX_CATCH_UP_S = 0.5
 """How long late frames are passed over in a row; a machine too slow for the file gets it slowly, not never."""
+
+_EXIT_TIMEOUT_S = 1.0
+"""How long the end of the program waits for a frame that is being decoded."""
 
 _COMPLETE_SHARE = 0.9
 """Share of the frames that the file's header promises, below which its end is told as a surprise."""
@@ -62,9 +66,12 @@ class VideoFile:
         self._loop = loop
         self._view = View() if view is None else view
         self._closed = threading.Event()
+        self._native = threading.Lock()  # held in every call of OpenCV
         self._num_bad = 0
         self._cv2 = import_opencv()
         self._opened: Any = self._open()
+        # A call of OpenCV that returns on a daemon thread while Python shuts down would abort the process.
+        weakref.finalize(self, _let_end, self._closed, self._native)
 
     @property
     def name(self) -> str:
@@ -90,14 +97,20 @@ class VideoFile:
         index, start_s = 0, time.monotonic()
         asked_s = start_s
         while not self._closed.is_set():
-            capture, self._opened = self._opened or self._open(), None
+            with self._native:
+                capture, self._opened = self._opened or self._open(), None
+                times = _Times(float(capture.get(self._cv2.CAP_PROP_FPS)))
+                num_promised = int(capture.get(self._cv2.CAP_PROP_FRAME_COUNT))
             opened = OpenCvCapture(capture, label=self._name, read_timeout_s=math.inf)
-            times = _Times(float(capture.get(self._cv2.CAP_PROP_FPS)))
-            num_promised = int(capture.get(self._cv2.CAP_PROP_FRAME_COUNT))
             first, num_good = index, 0
             try:
-                while not self._closed.is_set() and capture.grab():
-                    due_s = start_s + times.next_s(float(capture.get(self._cv2.CAP_PROP_POS_MSEC)) / 1000)
+                while not self._closed.is_set():
+                    with self._native:
+                        is_there = capture.grab()
+                        told_s = float(capture.get(self._cv2.CAP_PROP_POS_MSEC)) / 1000
+                    if not is_there:
+                        break
+                    due_s = start_s + times.next_s(told_s)
                     index += 1
                     if self._paced:
                         if self._closed.wait(max(0.0, due_s - time.monotonic())):
@@ -108,7 +121,8 @@ class VideoFile:
                                 continue
                             start_s, due_s = start_s + late_s, due_s + late_s
                     try:
-                        pixels = opened.retrieve()
+                        with self._native:
+                            pixels = opened.retrieve()
                     except SourceError as error:
                         _log.debug("passed over: %s", error)
                         self._num_bad += 1
@@ -119,7 +133,9 @@ class VideoFile:
             except self._cv2.error as error:
                 raise SourceError(f"{self._name} cannot be read any further: {error}") from error
             finally:
-                capture.release()
+                if self._native.acquire(blocking=False):  # else the program ends, and this with it
+                    capture.release()
+                    self._native.release()
             self._check_end(index - first, num_good, num_promised)
             if not self._loop:
                 return
@@ -150,6 +166,12 @@ class VideoFile:
             raise SourceError(f"{self._name}: no frame of it can be decoded; it is damaged")
         if num_read < num_promised * _COMPLETE_SHARE:
             _log.warning("%s ended after %d of %d frames; it may be cut short", self._name, num_read, num_promised)
+
+
+def _let_end(closed: threading.Event, native: threading.Lock) -> None:
+    """Wait for the call of OpenCV that runs, and let no other begin."""
+    closed.set()
+    native.acquire(timeout=_EXIT_TIMEOUT_S)
 
 
 class _Times:

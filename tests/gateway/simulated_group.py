@@ -74,9 +74,9 @@ class Broker:
     def note_asked(self, worker: Worker) -> None:
         """Note which of a worker's requests were ended by somebody who cannot be asked at this moment."""
         there = {other.name for other in self.connected}
-        for active in worker.open:
-            if self.told_by[active.request.id] - there:
-                self.in_window.add(active.request.id)
+        for id in worker.taken:
+            if self.told_by[id] - there - {worker.name}:
+                self.in_window.add(id)
 
     def hand_out(self) -> None:
         while self.queue and self.connected:

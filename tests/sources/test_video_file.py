@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -171,6 +173,23 @@ def test_a_recording_that_vanishes_between_two_rounds_is_an_error(tmp_path: Path
     path.unlink()
     with pytest.raises(SourceError, match="cannot be opened"):
         next(source)
+
+
+def test_a_program_may_end_while_a_recording_is_read(recording: Path) -> None:
+    script = (
+        "import sys, threading, time\n"
+        "from edge_vl import open_source\n"
+        "source = open_source(sys.argv[1], paced=False, loop=True)\n"
+        "threading.Thread(target=lambda: [None for _ in source], daemon=True).start()\n"
+        "other = iter(open_source(sys.argv[1], paced=False))\n"
+        "next(other)\n"
+        "time.sleep(0.1)\n"
+    )
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", script, str(recording)], capture_output=True, timeout=30, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_one_that_was_watched_counts_as_many_frames_as_it_has(recording: Path, open_fake: OpenFake) -> None:
