@@ -33,7 +33,10 @@ QUICK_S = 90.0
 ACTIONS_PER_S = 2.0
 BROKER_EVERY_S = 40.0
 CAMERA_EVERY_S = 12.0
-WARM_UP_SHARE = 0.25
+SETTLE_S = 0.3
+"""What the broker has confirmed must be with those who listen before the broker goes."""
+
+WARM_UP_SHARE = 1 / 3
 MAX_GROWTH = 0.02
 KEEP_MIB = 4
 """Little enough that what is kept for later has its size after the warm-up."""
@@ -208,6 +211,7 @@ class _Weather:
         self.traffic.disturbed()
         self.proxy.link = Link(mode="closed")
         self.proxy.cut()
+        time.sleep(SETTLE_S)
         self.traffic.look()
         self.broker.restart(is_kill=self.random.random() < 0.5, pause_s=self.random.uniform(0.0, 1.0))
         self.traffic.counts["broker restarts"] += 1

@@ -42,6 +42,7 @@ class GatewayProcess:
         top: str = "",
         tables: str = "",
         keep_mib: int = 16,
+        context_length: int = 2048,
         engine: PacedEngine | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -56,6 +57,7 @@ class GatewayProcess:
             top: further lines of `[node]`.
             tables: further tables.
             keep_mib: memory for what may be needed again; little, so that it has its size soon.
+            context_length: most tokens of a prompt and its answer.
             engine: what speaks; None: ONNX Runtime, as it is.
             environment: further variables.
         """
@@ -74,7 +76,7 @@ class GatewayProcess:
             f'[broker]\nurl = "mqtt://127.0.0.1:{broker_port or port}"\n{more}\n'
             f'[node]\nname = "{node}"\n{top}\n\n'
             f'[model]\nname = "bundled"\nvision_engine = "onnxruntime"\nlanguage_engine = "{language}"\nthreads = 1\n'
-            f"keep_mib = {keep_mib}\n\n"
+            f"keep_mib = {keep_mib}\ncontext_length = {context_length}\n\n"
             f"{tables}\n"
         )
         self._environment = {

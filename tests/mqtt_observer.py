@@ -6,6 +6,7 @@ It knows nothing of the project's own code: paho, `json` and the contract are al
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -255,12 +256,6 @@ class Observer:
         self._client.disconnect()
         self._client.loop_stop()
 
-    def drop(self) -> None:
-        """Lose the connection, as a client does whose machine loses its power; it comes back by itself."""
-        found = self._client.socket()
-        if found is not None:
-            found.close()
-
     def publish(
         self,
         topic: str,
@@ -369,6 +364,8 @@ class Observer:
     ) -> None:
         if reason.is_failure:
             return
+        if isinstance(found := client.socket(), socket.socket):
+            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or a confirmation holds up what is behind it
         if self._filters:
             client.subscribe(self._filters)
         else:

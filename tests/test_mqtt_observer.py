@@ -9,8 +9,18 @@ from tests.mosquitto import Mosquitto
 from tests.mqtt_observer import PROTOCOLS, Heard, Observer, read_object, stream_faults, text_of
 
 START: dict[str, Any] = {"type": "start", "node": "n", "boot_id": "b", "model": "m"}
-END: dict[str, Any] = {"type": "end", "text": "a red circle", "finish_reason": "stop", "usage": {"completion_tokens": 4}}
-GOOD: list[dict[str, Any]] = [START, {"type": "delta", "text": "a red"}, {"type": "delta", "text": " circle", "tokens": 2}, END]
+END: dict[str, Any] = {
+    "type": "end",
+    "text": "a red circle",
+    "finish_reason": "stop",
+    "usage": {"completion_tokens": 4},
+}
+GOOD: list[dict[str, Any]] = [
+    START,
+    {"type": "delta", "text": "a red"},
+    {"type": "delta", "text": " circle", "tokens": 2},
+    END,
+]
 
 
 def heard(messages: list[dict[str, Any]], topic: str = "t") -> list[Heard]:

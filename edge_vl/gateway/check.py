@@ -156,4 +156,4 @@ def _first_frame(camera: CameraConfig, subject: str) -> Iterator[Finding]:
 
 def _newest(source: Any, limit_s: float) -> Any:
     """Return a frame of a live source that came in time, or the first one of any other."""
-    return source.wait_newer(-1, limit_s) if source.is_live else next(iter(source), None)
+    return source.wait_newer(-1, limit_s) if hasattr(source, "wait_newer") else next(iter(source), None)

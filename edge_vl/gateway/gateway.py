@@ -184,6 +184,8 @@ class Gateway:
         until_s = time.monotonic() + self._config.limits.shutdown_s - _GOODBYE_S
         for desk in self._cameras.values():
             desk.close()
+        if self._group is not None and self._is_online:
+            self._group.go_on()  # else the ends of what is held would be held, too
         await self._requests.stop()
         self._is_online = False
         timeout_s = max(_LEAST_SEND_S, until_s - time.monotonic())

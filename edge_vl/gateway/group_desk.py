@@ -158,7 +158,7 @@ class GroupDesk:
     def back(self) -> None:
         """Go on, on a new connection; what is posted from here on comes behind `online`."""
         self._is_away = False
-        if self._own_status == "offline":
+        if self._own_status == "offline" and self._open:
             self._ask()
         else:
             self.go_on()

@@ -8,6 +8,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 from edge_vl.mqtt.coalescer import Coalescer, Piece
@@ -126,7 +127,7 @@ class StreamWriter:
         taken_back, self._unacknowledged = self._unacknowledged, {}
         for future, message in taken_back.items():
             future.cancel()
-            self._waiting.append(lambda message=message: message)  # type: ignore[misc]  # as it was made
+            self._waiting.append(partial(_as_made, message))
         piece = self._coalescer.flush()
         if piece is not None:
             self._held_texts.append(piece.text)
@@ -233,3 +234,8 @@ class StreamWriter:
 
     def _t_ms(self) -> int:
         return max(0, round((time.monotonic() - self._received_s) * 1000))
+
+
+def _as_made(message: StreamMessage) -> StreamMessage:
+    """Return a message that has its number already."""
+    return message

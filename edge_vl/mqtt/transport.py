@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -302,6 +303,8 @@ class Connection:
         self._socket = client.socket()
         if self._socket is None:
             raise BrokerError("the broker closed the connection at once", reason="lost")
+        # Else a small message waits for the confirmation of the one before it, which the other end may delay by 40 ms.
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._loop.add_reader(self._socket.fileno(), self._read)
         self._tick()
 

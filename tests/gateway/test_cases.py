@@ -27,6 +27,7 @@ Protocol = Literal["3.1.1", "5"]
 SLOW = PacedEngine("slow", token_s=0.02, is_endless=True)
 QUICK_RETRY = {"retry_first_s": 0.1, "retry_max_s": 0.5, "connect_timeout_s": 1.0}
 TIMEOUT_S = 0.5
+SETTLE_S = 0.3  # what the broker has confirmed must be with the observer before the broker goes
 ALL = "edge_vl/#"
 
 protocols = pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -110,6 +111,7 @@ def test_a_broker_that_restarts_loses_no_answer(tmp_path: Path, mosquitto: Mosqu
             wait_delta(observer, id)
             proxy.link = Link(mode="closed")
             proxy.cut()
+            time.sleep(SETTLE_S)
             mosquitto.restart(is_kill=bool(number))
             observer.wait_connected(number + 2)
             proxy.link = Link()

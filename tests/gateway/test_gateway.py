@@ -316,3 +316,32 @@ async def test_one_client_with_many_requests_does_not_hold_up_another(
                 if b'"type":"end"' in one.payload:
                     ended.append(read_object(one.payload)["id"])
     assert ended.index("single") <= 2, ended
+
+
+async def test_a_will_that_comes_late_is_contradicted(mosquitto: Mosquitto, open_fake: OpenFake) -> None:
+    runtime, _ = open_fake(script="ok")
+    with Observer(mosquitto.port, ALL) as observer:
+        async with running(config_for(mosquitto.port), runtime):
+            observer.publish("edge_vl/gw/status", b"offline", is_retained=True)
+            await until(
+                lambda: [one.payload for one in observer.heard("edge_vl/gw/status")][-2:] == [b"offline", b"online"]
+            )
+        assert observer.heard("edge_vl/gw/status")[-1].payload == b"stopped"
+
+
+async def test_an_answer_waits_for_a_camera_that_has_just_been_opened(
+    mosquitto: Mosquitto, open_fake: OpenFake
+) -> None:
+    runtime, _ = open_fake(script="ok", max_waiting=8)
+    camera = PushedFrames("door")
+    config = config_for(mosquitto.port, cameras=(CameraConfig("door", "synthetic"),))
+    with Observer(mosquitto.port, ALL) as observer:
+        async with running(config, runtime, {"door": camera}):
+            observer.publish("edge_vl/gw/request", request("x1", images=[{"camera": "door"}]))
+            error = await terminal_of(observer, "x1")
+            assert (error["type"], error["error"]["type"]) == ("error", "image")
+            assert "gives no frames" in error["error"]["message"]
+            observer.publish("edge_vl/gw/request", request("x2", images=[{"camera": "door"}]))
+            await until(lambda: len(observer.stream("x2")) == 1)
+            camera.push(np.full((32, 32, 3), 20, np.uint8))
+            assert (await terminal_of(observer, "x2"))["type"] == "end"
