@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from edge_vl.errors import (
     Aborted,
+    BrokerError,
     Cancelled,
     ConfigError,
     ContextLengthError,
@@ -16,7 +17,6 @@ from edge_vl.errors import (
     QueueFull,
     RemoteError,
     RequestError,
-    SinkError,
     SourceError,
 )
 
@@ -41,7 +41,7 @@ _CODES: tuple[tuple[type[EdgeVLError], int], ...] = (
     (EngineError, UNAVAILABLE),
     (ModelError, UNAVAILABLE),
     (QueueFull, UNAVAILABLE),
-    (SinkError, UNAVAILABLE),
+    (BrokerError, UNAVAILABLE),
     (MemoryBudgetError, MEMORY),
     (DeadlineExceeded, DEADLINE),
     (Cancelled, CANCELLED),
