@@ -72,7 +72,7 @@ def run(quick: bool) -> Result:
 
 def _ours(runtime: Runtime, num_tokens: int) -> tuple[str, list[float]]:
     times_s: list[float] = []
-    with runtime.stream(None, QUESTION, max_tokens=num_tokens) as stream:
+    with runtime.stream([], QUESTION, max_tokens=num_tokens) as stream:
         times_s.extend(time.perf_counter() for _ in stream)
         return stream.answer.text, times_s
 

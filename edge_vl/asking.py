@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
@@ -59,8 +60,12 @@ _SCHEDULING = ("max_frame_age_s", "reuse", "stream", "share", "early_tokens", "d
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
 
 
-def generation_of(options: AskOptions) -> Generation:
+def generation_of(options: AskOptions, *, others: Sequence[str] = ()) -> Generation:
     """Check the options of a question.
+
+    Args:
+        options: see `AskOptions`.
+        others: what the caller takes besides; for the error about an option that nobody knows.
 
     Raises:
         RequestError: an option is unknown, or its value makes no sense.
@@ -68,9 +73,10 @@ def generation_of(options: AskOptions) -> Generation:
     given: dict[str, Any] = dict(options)
     unknown = sorted(set(given) - set(AskOptions.__annotations__))
     if unknown:
-        raise RequestError(
-            f"unknown option {unknown[0]!r}; known: {', '.join(AskOptions.__annotations__)}", field=unknown[0]
-        )
+        known = (*others, *AskOptions.__annotations__)
+        close = difflib.get_close_matches(unknown[0], known, 1)
+        hint = f"; did you mean {close[0]!r}?" if close else ";"
+        raise RequestError(f"unknown option {unknown[0]!r:.60}{hint} Known: {', '.join(known)}", field=unknown[0])
     stop = given.get("stop") or ()
     if not isinstance(stop, (str, Sequence)):
         raise RequestError(f"stop must be a string or several, not a {type(stop).__name__}", field="stop")

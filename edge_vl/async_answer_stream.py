@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Self
@@ -40,6 +41,7 @@ class AsyncAnswerStream:
         self._mailbox = _Mailbox()
         self._request = Request(generation, self._mailbox.put)
         self._start: Start | None = start
+        self._starting: asyncio.Task[Exception | None] | None = None
         self._outcome: Answer | EdgeVLError | None = None
 
     def __aiter__(self) -> AsyncIterator[Token]:
@@ -79,23 +81,28 @@ class AsyncAnswerStream:
         self._mailbox.loop = asyncio.get_running_loop()
         if self._request.is_settled:
             return
-        starting = asyncio.create_task(asyncio.to_thread(self._prepare, start, self._request))
-        done, _ = await asyncio.wait({starting}, timeout=self._request.remaining_s)
+        self._starting = asyncio.create_task(asyncio.to_thread(self._prepare, start, self._request))
+        done, _ = await asyncio.wait({self._starting}, timeout=self._request.remaining_s)
         if not done:
             self._request.expire()  # the helper thread finds out when the picture is there
-        elif (error := starting.result()) is not None:
+        elif (error := self._starting.result()) is not None:
             raise error
 
     @staticmethod
     def _prepare(start: Start, request: Request) -> Exception | None:
         """Start a request on the helper thread; errors of the input become its outcome, others are returned."""
+        is_started = False
         try:
             start(request)
+            is_started = True
         except EdgeVLError as error:
             request.settle(error.with_traceback(None))
         except Exception as error:
             request.cancel()
             return error
+        finally:
+            if not is_started:
+                request.leave()  # it was refused before the runtime had it
         return None
 
     async def answer(self) -> Answer:
@@ -108,6 +115,27 @@ class AsyncAnswerStream:
     def cancel(self) -> None:
         """End the request, from any thread."""
         self._request.cancel()
+
+    @property
+    def is_released(self) -> bool:
+        """Whether the runtime has let go of the request. Short after its end it may not have: see `released`."""
+        return self._starting is None or self._request.has_left
+
+    async def released(self) -> None:
+        """Wait until the runtime has let go of the request, so that there is room for another.
+
+        A request that was cancelled or came too late holds its room until the unit of work that runs is over.
+        """
+        if self._starting is None:  # it never began
+            return
+        loop, left = asyncio.get_running_loop(), asyncio.Event()
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(left.set)
+
+        self._request.when_left(tell)
+        await left.wait()
 
     async def aclose(self) -> None:
         """Cancel the request if it is not complete."""

@@ -54,16 +54,20 @@ class Conversation:
     def stream(
         self,
         question: str,
-        pictures: Picture | Sequence[Picture] | None = None,
+        pictures: Picture | Sequence[Picture] | None = (),
         **options: Unpack[AskOptions],
     ) -> AnswerStream:
-        """Ask the next question, with new pictures or about the ones so far; takes and raises as `Runtime.stream`."""
+        """Ask the next question, with new pictures or, without any, about the ones so far.
+
+        Takes and raises what `Runtime.stream` does: None is no picture for a model that reads text only, and an error
+        for one that sees.
+        """
         return AnswerStream(generation_of(options), self._start(question, pictures, options))
 
     def astream(
         self,
         question: str,
-        pictures: Picture | Sequence[Picture] | None = None,
+        pictures: Picture | Sequence[Picture] | None = (),
         **options: Unpack[AskOptions],
     ) -> AsyncAnswerStream:
         """Return the asynchronous twin of `stream`."""
@@ -74,7 +78,7 @@ class Conversation:
     def ask(
         self,
         question: str,
-        pictures: Picture | Sequence[Picture] | None = None,
+        pictures: Picture | Sequence[Picture] | None = (),
         **options: Unpack[AskOptions],
     ) -> Answer:
         """Ask the next question and wait for the answer."""

@@ -149,7 +149,11 @@ def read_secret_variable(name: str, field: str) -> str:
         )
     value = os.environ.get(name, "")
     if not value:
-        raise RequestError(f"{field} names the environment variable {name}, which is not set", field=field)
+        raise RequestError(
+            f"{field} names an environment variable that is not set; the name is not shown, for it may be the password "
+            "itself, put into the wrong place",
+            field=field,
+        )
     return value
 
 

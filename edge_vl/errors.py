@@ -54,7 +54,7 @@ __all__ = [
     "SourceError",
 ]
 
-BrokerReason = Literal["unreachable", "lost", "refused", "taken_over", "tls", "unsupported"]
+BrokerReason = Literal["unreachable", "lost", "refused", "unheard", "taken_over", "tls", "unsupported"]
 
 
 class EdgeVLError(Exception):
@@ -251,7 +251,7 @@ class BrokerError(SinkError):
     """An MQTT broker cannot be used."""
 
     def __init__(self, message: str, *, reason: BrokerReason) -> None:
-        """Keep why: `unreachable` and `lost` may pass, the others will not without somebody's help."""
+        """Keep why: `unreachable`, `lost` and `unheard` may pass, the others will not without somebody's help."""
         super().__init__(message)
         self.reason = reason
 

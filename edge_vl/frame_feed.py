@@ -199,22 +199,28 @@ class _Gaps:
     def __init__(self, source: Any) -> None:
         self._source = source
         self._last = None if _is_live_source(source) else -1  # a live one may have run for hours
-        self._num_bad = self._bad_so_far()
+        self._num_bad = self._bad_so_far()  # those of them that are behind us
 
     def before(self, index: int) -> tuple[int, int]:
         """Return how many frames it passed over before this one, and how many more were bad."""
-        gap = 0 if self._last is None else max(0, index - self._last - 1)
+        if self._last is None:
+            gap, self._num_bad = 0, self._bad_so_far()
+        else:
+            gap = max(0, index - self._last - 1)
         self._last = index
-        num_bad = min(gap, self.rest())
+        # A camera goes on while it is asked, so those after this frame may be among them; they are for the next time.
+        num_bad = max(0, min(gap, self._bad_so_far() - self._num_bad))
+        self._num_bad += num_bad
         return gap - num_bad, num_bad
 
     def rest(self) -> int:
-        """Return how many bad ones there were since the last frame."""
-        before, self._num_bad = self._num_bad, self._bad_so_far()
-        return max(0, self._num_bad - before)
+        """Return how many bad ones there were since the last frame, 0 before the first one of a live source."""
+        return 0 if self._last is None else max(0, self._bad_so_far() - self._num_bad)
 
     def _bad_so_far(self) -> int:
-        num_bad = getattr(self._source, "num_bad", 0)
+        num_bad = getattr(self._source, "num_bad", None)
+        if num_bad is None:
+            num_bad = getattr(getattr(self._source, "state", None), "num_bad", 0)
         return num_bad if isinstance(num_bad, int) else 0
 
 
@@ -233,7 +239,14 @@ def check_source(source: object) -> None:
     Raises:
         RequestError: saying what to pass.
     """
-    is_picture = isinstance(source, (str, bytes, bytearray, memoryview, os.PathLike, Frame))
+    if isinstance(source, (str, os.PathLike)) or (isinstance(source, int) and not isinstance(source, bool)):
+        kind = "the number of a webcam" if isinstance(source, int) else "the name of a source or of one picture"
+        raise RequestError(
+            f"{kind} is no source: open_source(...) opens a camera, a recording, a folder or a picture, and ask() "
+            "answers about one picture",
+            field="source",
+        )
+    is_picture = isinstance(source, (bytes, bytearray, memoryview, Frame))
     if is_picture or getattr(source, "ndim", None) in (2, 3):
         raise RequestError(
             f"source is one picture (a {type(source).__name__}); pass an iterable of pictures, or ask() about this one",

@@ -23,13 +23,16 @@ class PictureLimits:
 
     Attributes:
         max_file_bytes: of an encoded picture.
-        max_pixels: height times width; decoding takes about 8 bytes for each.
+        max_pixels: height times width; decoding takes 10 to 20 bytes for each.
         max_side: the longer side, in pixels.
+        max_pixels_at_once: of the pictures that the requests of one runtime decode at the same time; others wait. A
+            picture that alone has more is decoded alone.
     """
 
     max_file_bytes: int = 64 * 1024 * 1024
     max_pixels: int = 100_000_000
     max_side: int = 65_535
+    max_pixels_at_once: int = 100_000_000
 
     def check_file(self, num_bytes: int) -> None:
         """Raise `UnusablePicture` if a file is too large."""

@@ -6,6 +6,7 @@ import io
 import os
 import struct
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -22,7 +23,7 @@ from edge_vl.picture_reading import BinaryReader, read_buffer, read_path, read_s
 from edge_vl.pixels import array_pixels, image_pixels
 from edge_vl.ppm_header import tidy_ppm
 
-__all__ = ["Picture", "PictureLimits", "load_picture"]
+__all__ = ["DEFAULT_LIMITS", "Picture", "PictureLimits", "load_picture"]
 
 
 Picture = (
@@ -49,7 +50,12 @@ _SHOWN_SOURCE_CHARACTERS = 160
 
 
 def load_picture(
-    picture: Picture, *, bgr: bool = False, index: int = 0, limits: PictureLimits = DEFAULT_LIMITS
+    picture: Picture,
+    *,
+    bgr: bool = False,
+    index: int = 0,
+    limits: PictureLimits = DEFAULT_LIMITS,
+    before_decoding: Callable[[int], object] = lambda num_pixels: None,
 ) -> Frame:
     """Turn a picture into a frame: upright, RGB, 8 bits, on white.
 
@@ -65,6 +71,8 @@ def load_picture(
         bgr: the colours of arrays come in OpenCV's order. Files know their own order and are not concerned.
         index: which picture of the request it is, for errors and `Frame.index`.
         limits: checked on the header before decoding.
+        before_decoding: called with the number of pixels of a picture that is to be decoded, when its size is known
+            and allowed; may wait, and what it raises is passed on.
 
     Raises:
         ImageError: it is not a picture, is damaged or cut short, or is beyond the limits. Names the picture.
@@ -81,7 +89,7 @@ def load_picture(
     try:
         if isinstance(picture, Frame):
             return _checked_frame(picture, limits)
-        pixels = _pixels_of(picture, limits, bgr=bgr)
+        pixels = _pixels_of(picture, limits, before_decoding, bgr=bgr)
     except UnusablePicture as trouble:
         raise ImageError(
             f"picture {index + 1} ({source}): {trouble.reason}", index=index, detected=trouble.detected
@@ -89,19 +97,21 @@ def load_picture(
     return Frame(pixels, captured_s, captured_wall_s, source, index)
 
 
-def _pixels_of(picture: object, limits: PictureLimits, *, bgr: bool) -> NDArray[np.uint8]:
+def _pixels_of(
+    picture: object, limits: PictureLimits, before_decoding: Callable[[int], object], *, bgr: bool
+) -> NDArray[np.uint8]:
     if isinstance(picture, np.ndarray):
         return array_pixels(picture, limits, bgr=bgr)
     if isinstance(picture, Image.Image):
-        return _convert(picture, limits, "the Pillow image")
+        return _convert(picture, limits, before_decoding, "the Pillow image")
     if isinstance(picture, (bytes, bytearray, memoryview)):
-        return _decode(read_buffer(picture, limits), limits)
+        return _decode(read_buffer(picture, limits), limits, before_decoding)
     if isinstance(picture, (str, os.PathLike)):
-        return _decode(read_path(picture, limits), limits)
+        return _decode(read_path(picture, limits), limits, before_decoding)
     if isinstance(picture, type):
         found = f"the class {picture.__name__}"
     elif _is_reader(picture):
-        return _decode(read_stream(picture, limits), limits)
+        return _decode(read_stream(picture, limits), limits, before_decoding)
     else:
         found = "None" if picture is None else f"a {type(picture).__name__}"
     if picture is None:
@@ -122,7 +132,7 @@ def _is_reader(picture: object) -> TypeGuard[BinaryReader]:
         return False
 
 
-def _decode(data: bytes, limits: PictureLimits) -> NDArray[np.uint8]:
+def _decode(data: bytes, limits: PictureLimits, before_decoding: Callable[[int], object]) -> NDArray[np.uint8]:
     kind = name_file_kind(data)
     if not data:
         raise UnusablePicture(f"it is {kind}", kind)
@@ -141,11 +151,19 @@ def _decode(data: bytes, limits: PictureLimits) -> NDArray[np.uint8]:
     file.is_strict = ImageFile.LOAD_TRUNCATED_IMAGES and image.format in _STRICT_FORMATS
     if exif:
         image.info["exif"] = exif
-    return _convert(image, limits, kind, is_own=True)
+    return _convert(image, limits, before_decoding, kind, is_own=True)
 
 
-def _convert(image: Image.Image, limits: PictureLimits, kind: str, *, is_own: bool = False) -> NDArray[np.uint8]:
+def _convert(
+    image: Image.Image,
+    limits: PictureLimits,
+    before_decoding: Callable[[int], object],
+    kind: str,
+    *,
+    is_own: bool = False,
+) -> NDArray[np.uint8]:
     limits.check_size(*image.size)
+    before_decoding(image.width * image.height)
     try:
         return image_pixels(image, has_raw_exif=is_own)
     except UnusablePicture:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from edge_vl.asking import picture_list
 from edge_vl.co_scheduler import CoScheduler
 from edge_vl.costs import Costs
+from edge_vl.decoding_turns import DecodingTurns
 from edge_vl.engine import Tokenizer
 from edge_vl.errors import ImageError, RequestError
 from edge_vl.families import Family
@@ -16,6 +17,7 @@ from edge_vl.grid_cache import GridCache
 from edge_vl.ladder import Rung, RungChoice, margin_of, pick_rung
 from edge_vl.message import Message
 from edge_vl.option_checks import require_text
+from edge_vl.picture_limits import PictureLimits
 from edge_vl.pictures import Picture, load_picture
 from edge_vl.plan import ImageGrid
 from edge_vl.request import Request
@@ -30,12 +32,16 @@ _MARKUP_TOKENS = 24
 class Preparation:
     """Decodes pictures, cuts them, and sees to it that what is left to be done can be done in time. Any thread."""
 
-    def __init__(self, model: str, family: Family, tokenizer: Tokenizer, scheduler: CoScheduler) -> None:
+    def __init__(
+        self, model: str, family: Family, tokenizer: Tokenizer, scheduler: CoScheduler, limits: PictureLimits
+    ) -> None:
         """Keep what it looks at. `close` lets go of the pictures that it keeps."""
         self._model = model
         self._family = family
         self._tokenizer = tokenizer
         self._scheduler = scheduler
+        self._limits = limits
+        self._turns = DecodingTurns(limits.max_pixels_at_once)
         self._tiles = TileMemory()
         self._grids = GridCache(scheduler.limits.max_grids_bytes)
 
@@ -63,21 +69,29 @@ class Preparation:
         require_text(question, "question")
         if not question.strip():
             raise RequestError("the question is empty", field="question")
+        if pictures is None and has_vision:
+            raise ImageError(
+                "there is no picture: None was given, as a camera's latest() gives before its first frame and while it "
+                "is offline; for a question without a picture pass an empty list []",
+                detected="None",
+            )
         grids: list[ImageGrid] = []
         before_s = 0.0
         for index, picture in enumerate(picture_list(pictures)):
             if not has_vision:
                 raise ImageError(f"model {self._model} reads text only; it cannot see pictures", index=index)
             request.begin("picture")
-            with request.trace.span("picture", detail=f"picture {index + 1}"):
-                frame = load_picture(picture, bgr=bgr, index=index)
-            if not isinstance(frame.captured_s, float | int) or not math.isfinite(frame.captured_s):
-                found = f"captured_s is {frame.captured_s!r:.40}"
-                raise ImageError(f"picture {index + 1}: {found}, not seconds on the monotonic clock", index=index)
-            request.note_captured(frame.captured_s)
-            request.begin("tile")
-            with request.trace.span("tile", detail=f"picture {index + 1}, {frame.width}x{frame.height}"):
-                grid, cost_s = self._cut(request, frame, index, question, before_s)
+            with self._turns.turn(request.check) as wait_turn:
+                with request.trace.span("picture", detail=f"picture {index + 1}"):
+                    frame = load_picture(picture, bgr=bgr, index=index, limits=self._limits, before_decoding=wait_turn)
+                if not isinstance(frame.captured_s, float | int) or not math.isfinite(frame.captured_s):
+                    found = f"captured_s is {frame.captured_s!r:.40}"
+                    raise ImageError(f"picture {index + 1}: {found}, not seconds on the monotonic clock", index=index)
+                request.note_captured(frame.captured_s)
+                request.begin("tile")
+                with request.trace.span("tile", detail=f"picture {index + 1}, {frame.width}x{frame.height}"):
+                    grid, cost_s = self._cut(request, frame, index, question, before_s)
+                del frame  # its pixels are not needed any more, and the next one's turn may come
             before_s += cost_s
             grids.append(grid)
         return Message("user", (*grids, question))

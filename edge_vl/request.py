@@ -148,11 +148,34 @@ class Request:
         self._lock = threading.RLock()  # a stream may be dropped, and so cancel, in the middle of `add_tokens`
         self._texts: list[str] = []
         self._is_settled = False
+        self._has_left = False
+        self._on_left: Callable[[], object] | None = None
 
     @property
     def is_settled(self) -> bool:
         """Whether the outcome is decided."""
         return self._is_settled
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the runtime has let go of it: no unit of work of it runs any more, and its room is free."""
+        return self._has_left
+
+    def leave(self) -> None:
+        """Note that the runtime has let go of it. From any thread."""
+        with self._lock:
+            self._has_left = True
+            on_left = self._on_left
+        if on_left is not None:
+            on_left()
+
+    def when_left(self, call: Callable[[], object]) -> None:
+        """Have something called when the runtime lets go of it, from any thread; at once if it has."""
+        with self._lock:
+            self._on_left = call
+            has_left = self._has_left
+        if has_left:
+            call()
 
     @property
     def limit_s(self) -> float | None:

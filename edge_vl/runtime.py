@@ -33,7 +33,8 @@ from edge_vl.mode_choice import Mode
 from edge_vl.model_spec import ModelSpec
 from edge_vl.models import find_model
 from edge_vl.option_checks import require_text, require_whole_number
-from edge_vl.pictures import Picture
+from edge_vl.picture_limits import PictureLimits
+from edge_vl.pictures import DEFAULT_LIMITS, Picture
 from edge_vl.plan import Plan
 from edge_vl.plan_check import check_plan
 from edge_vl.preparation import Preparation
@@ -84,6 +85,7 @@ class Runtime:
         max_waiting: int = MAX_WAITING,
         mode: Mode | Literal["auto"] = "auto",
         limits: SchedulerLimits | None = None,
+        picture_limits: PictureLimits = DEFAULT_LIMITS,
         book: CostBook | None = None,
         keep_costs: Callable[[CostBook], object] | None = None,
     ) -> None:
@@ -96,6 +98,7 @@ class Runtime:
             max_waiting: requests that may wait or run.
             mode: how the lanes take turns.
             limits: bounds of the scheduler.
+            picture_limits: the largest pictures that are taken, and how much of them is decoded at once.
             book: what units cost, from before.
             keep_costs: called in the end with what units cost.
         """
@@ -104,7 +107,7 @@ class Runtime:
         self._lanes = lanes
         self._scheduler = CoScheduler(lanes, mode=mode, book=book, limits=limits)
         self._keep_costs = keep_costs
-        self._preparation = Preparation(model.name, family, lanes.language.tokenizer, self._scheduler)
+        self._preparation = Preparation(model.name, family, lanes.language.tokenizer, self._scheduler, picture_limits)
         self._max_waiting = max_waiting
         self._lock = threading.RLock()  # a request that is refused at once leaves while it comes
         self._running: set[Request] = set()
@@ -138,6 +141,7 @@ class Runtime:
         max_waiting: int = MAX_WAITING,
         mode: Mode | Literal["auto", "profile"] = "profile",
         keep_mib: int | None = None,
+        picture_limits: PictureLimits = DEFAULT_LIMITS,
     ) -> Runtime:
         """Load a model.
 
@@ -161,6 +165,7 @@ class Runtime:
                 `profile`: what the device profile says.
             keep_mib: memory for what may be needed again: KV caches that nobody uses, image embeds, cut pictures;
                 None: a sixteenth of what is free, 16 to 256.
+            picture_limits: the largest pictures that are taken, and how much of them is decoded at once.
 
         Raises:
             RequestError: an argument makes no sense.
@@ -228,6 +233,7 @@ class Runtime:
             max_waiting=max_waiting,
             mode=decision.profile.schedule_mode if mode == "profile" else mode,
             limits=SchedulerLimits.keeping(kept),
+            picture_limits=picture_limits,
             book=book,
             keep_costs=lambda book: store.save(key, book.snapshot()),
         )
@@ -264,7 +270,8 @@ class Runtime:
 
         Args:
             pictures: a path, encoded bytes, a NumPy array (uint8 RGB, or BGR with `bgr=True`), a Pillow image, a
-                `Frame`; several of them in a list; or None.
+                `Frame`; several of them in a list; an empty list: the question alone. None is an error unless the
+                model reads text only, because a camera that has no frame gives it.
             question: what to ask; never taken for markers or control tokens.
             **options: see `AskOptions`.
 
@@ -502,6 +509,7 @@ class Runtime:
     def _leave(self, request: Request) -> None:
         with self._lock:
             self._running.discard(request)
+        request.leave()
 
 
 def _close_at_exit(reference: weakref.ref[Runtime]) -> None:

@@ -21,6 +21,10 @@ __all__ = ["Kind", "flag", "names", "number", "numbers", "read_toml", "refused",
 
 _MAX_BYTES = 1 << 20
 
+_READABLE, _TOML = "a file that can be read", "valid TOML"
+_SAID_ALREADY = (_READABLE, _TOML)
+"""What is expected of every file; what is wrong says it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -31,12 +35,14 @@ class Kind:
         accepts: whether a value will do.
         is_required: whether the table it stands in must have it.
         is_secret: whether errors must not show what it holds.
+        is_elsewhere: whether nothing at all will do, because people look for the key and it is elsewhere.
     """
 
     expected: str
     accepts: Callable[[Any], bool]
     is_required: bool = False
     is_secret: bool = False
+    is_elsewhere: bool = False
 
 
 def text(pattern: str = "", words: str = "a text", *, is_required: bool = False, is_secret: bool = False) -> Kind:
@@ -55,7 +61,7 @@ def refused(instead: str) -> Kind:
     Args:
         instead: what to do, as in `left out; ...`.
     """
-    return Kind(instead, lambda value: False, is_secret=True)
+    return Kind(instead, lambda value: False, is_secret=True, is_elsewhere=True)
 
 
 def regex() -> Kind:
@@ -138,6 +144,8 @@ class _Trouble(Exception):
 
     def message(self, path: Path) -> str:
         where = f"{path}: {self.key}" if self.key else str(path)
+        if self.what and self.expected in _SAID_ALREADY:
+            return f"{where} {self.what}"
         if self.what:
             return f"{where}: {self.what}; expected {self.expected}"
         return f"{where} should be {self.expected}, not {self.got}"
@@ -149,9 +157,10 @@ def _read(path: Path, schema: Mapping[str, Kind]) -> dict[str, Any]:
             raise _Trouble("", "a file of at most 1 MiB", f"{path.stat().st_size} bytes")
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise _Trouble("", "a readable file", str(error)) from error
+        why = getattr(error, "strerror", None) or str(error)
+        raise _Trouble("", _READABLE, why, f"cannot be read: {why}") from error
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise _Trouble("", "valid TOML", str(error)) from error
+        raise _Trouble("", _TOML, str(error), f"is not valid TOML: {error}{_array_hint(str(error), schema)}") from error
     _check_table(content, "", "", schema)
     return content
 
@@ -165,9 +174,10 @@ def _check_table(table: Mapping[str, Any], pattern: str, shown: str, schema: Map
     for key, value in table.items():
         inner = f"{shown}{key}"
         if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
+            usable = [name for name, kind in known.items() if not (isinstance(kind, Kind) and kind.is_elsewhere)]
+            close = difflib.get_close_matches(key, usable, n=1)
             hint = f"{shown}{close[0]}" if close else ""
-            expected = f"one of {', '.join(sorted(known))}" if known else "nothing"
+            expected = f"one of {', '.join(sorted(usable))}" if usable else "nothing"
             raise _Trouble(
                 inner, expected, repr(key), f"unknown key; did you mean {hint!r}?" if hint else "unknown key"
             )
@@ -176,15 +186,18 @@ def _check_table(table: Mapping[str, Any], pattern: str, shown: str, schema: Map
             kind = "table"  # it may be either
         if isinstance(kind, Kind):
             if not kind.accepts(value):
-                got = f"a {type(value).__name__} that is not shown" if kind.is_secret else _shown(value)
+                got = f"{_called(value)}, which is not shown" if kind.is_secret else _shown(value)
                 raise _Trouble(inner, kind.expected, got)
         elif kind == "table":
             if not isinstance(value, dict):
                 raise _Trouble(inner, "a table", _shown(value))
             _check_table(value, f"{pattern}{key}.", f"{inner}.", schema)
         else:
+            if isinstance(value, dict):
+                expected = f"an array of tables: write [[{pattern.replace('[]', '')}{key}]] for each"
+                raise _Trouble(inner, expected, f"one table, [{pattern.replace('[]', '')}{key}]")
             if not isinstance(value, list) or not value or not all(isinstance(entry, dict) for entry in value):
-                raise _Trouble(inner, "an array of tables, at least one", _shown(value))
+                raise _Trouble(inner, "an array of tables, at least one", _called(value))
             for index, entry in enumerate(value):
                 _check_table(entry, f"{pattern}{key}[].", f"{inner}[{index}].", schema)
     for key, kind in known.items():
@@ -220,6 +233,22 @@ def _compiles(pattern: str) -> bool:
     except (re.error, RecursionError, OverflowError):
         return False
     return True
+
+
+def _array_hint(error: str, schema: Mapping[str, Kind]) -> str:
+    """Return what to write where an array of tables was written as one table, twice."""
+    found = re.search(r"Cannot declare \('(.+)',?\) twice", error)
+    name = "" if found is None else found[1].replace("', '", ".")
+    is_array = any(key.replace("[]", "").startswith(f"{name}.") for key in schema if f"{name}[]." in key)
+    return f"; write [[{name}]] for each" if name and is_array else ""
+
+
+def _called(value: Any) -> str:
+    """Return what a value is, without showing it."""
+    if isinstance(value, bool):
+        return "true or false"
+    names = {str: "a text", int: "a number", float: "a number", list: "a list", dict: "a table"}
+    return names.get(type(value), "a date or a time")
 
 
 def _shown(value: Any) -> str:

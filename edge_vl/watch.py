@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Watch"]
 
+OWN_OPTIONS = ("every_s", "every_frame", "patience_s", "gate", "on_event")
+"""What a watch takes besides `AskOptions`."""
+
 MAX_PAUSE_S = 10_000_000
 """A third of a year."""
 
@@ -122,7 +125,7 @@ class Watch:
             raise ImageError(f"model {runtime.model.name} reads text only; it cannot see frames")
         bgr = options.pop("bgr", False)
         options.setdefault("stream", f"watch-{os.urandom(8).hex()}")
-        generation = generation_of(options)
+        generation = generation_of(options, others=OWN_OPTIONS)
         self._limit_s = math.inf if generation.deadline_s is None else float(generation.deadline_s)
         self._max_age_s = math.inf if generation.max_frame_age_s is None else float(generation.max_frame_age_s)
         self._runtime = runtime

@@ -9,12 +9,15 @@ that the bundled model can answer about. On a robot, put your motors in place of
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from edge_vl import Runtime, open_source
+from edge_vl import EdgeVLError, Runtime, open_source
+from edge_vl.sources.camera_state import CameraState
 
 TARGET = ("circle", "red")
 QUESTION = "Describe the picture as JSON."
@@ -56,18 +59,24 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=0, help="end after so many; 0: never")
     arguments = parser.parse_args()
     words = {-1.0: "turn left", 1.0: "turn right", None: "look around"}
-    source = open_source(arguments.source)
+
+    def drive(turn: float | None, age_s: float) -> None:
+        print(f"{words[turn]}  (frame {age_s * 1000:.0f} ms old)", flush=True)
+
     try:
-        with Runtime.open() as runtime:
-            run(
-                runtime,
-                source,
-                lambda turn, age_s: print(f"{words[turn]}  (frame {age_s * 1000:.0f} ms old)", flush=True),
-                answers=arguments.answers,
-            )
-    finally:
-        source.close()
+        # A camera that is away is waited for; without on_state nobody would know.
+        with contextlib.closing(open_source(arguments.source, on_state=tell)) as source, Runtime.open() as runtime:
+            run(runtime, source, drive, answers=arguments.answers)
+    except EdgeVLError as error:
+        sys.exit(f"robot_loop: {error}")
+
+
+def tell(state: CameraState) -> None:
+    """Say what became of the camera."""
+    if state.status != "closed":
+        print(f"the camera is {state.status}{state.reason and f': {state.reason}'}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    with contextlib.suppress(KeyboardInterrupt):
+        main()

@@ -85,7 +85,11 @@ def open_fake(model_folder: Path) -> Iterator[OpenFake]:
     opened: list[tuple[Runtime, FakeEngine]] = []
 
     def open_one(**knobs: Any) -> tuple[Runtime, FakeEngine]:
-        options = {name: knobs.pop(name) for name in ("max_waiting", "context_length", "mode") if name in knobs}
+        options = {
+            name: knobs.pop(name)
+            for name in ("max_waiting", "context_length", "mode", "picture_limits")
+            if name in knobs
+        }
         limits, faults = knobs.pop("limits", None), knobs.pop("faults", ())
         engine = FakeEngine(faults=[fault for fault in faults if fault.stage.startswith("load")], **knobs)
         with pytest.MonkeyPatch.context() as patch:

@@ -39,10 +39,14 @@ class PacedEngine:
         token_s: pause before each token of an answer.
         prompt_s: pause before each pass over a part of the prompt.
         is_endless: whether the model cannot end an answer, so that each is as long as it may be.
+        load_s: pause while it is loaded; the file `loading` in the folder of the process says that it has begun.
     """
 
-    def __init__(self, name: str, *, token_s: float = 0.0, prompt_s: float = 0.0, is_endless: bool = False) -> None:
+    def __init__(
+        self, name: str, *, token_s: float = 0.0, prompt_s: float = 0.0, is_endless: bool = False, load_s: float = 0.0
+    ) -> None:
         """Choose the pauses."""
+        self.load_s = load_s
         self.name = name
         self.token_s = token_s
         self.prompt_s = prompt_s
@@ -62,6 +66,9 @@ class PacedEngine:
 
     def load_language(self, model: ModelSpec, options: LaneOptions) -> LanguageModel:
         """Load a language model that takes its time."""
+        if self.load_s:
+            Path("loading").touch()
+            time.sleep(self.load_s)
         return _PacedLanguage(onnxruntime_engine.load_language(model, options), self)
 
 
@@ -119,6 +126,6 @@ def offer(folder: Path, engine: PacedEngine) -> str:
     (folder / f"{module}.py").write_text(
         "from tests.paced_engine import PacedEngine\n\n"
         f"engine = PacedEngine({engine.name!r}, token_s={engine.token_s!r}, prompt_s={engine.prompt_s!r}, "
-        f"is_endless={engine.is_endless!r})\n"
+        f"is_endless={engine.is_endless!r}, load_s={engine.load_s!r})\n"
     )
     return f"{folder}:{_ROOT}"

@@ -25,7 +25,7 @@ async def test_tokens_arrive_asynchronously(open_fake: OpenFake) -> None:
 
 async def test_the_event_loop_goes_on_while_an_answer_is_made(open_fake: OpenFake) -> None:
     runtime, _ = open_fake(script="yes" * 10, latencies=FakeLatencies(decode_s=0.005))
-    stream = runtime.astream(None, "Is it?")
+    stream = runtime.astream([], "Is it?")
     ticks = 0
 
     async def tick() -> None:
@@ -64,19 +64,19 @@ async def test_an_asynchronous_deadline_is_told_at_once(open_fake: OpenFake) -> 
 
 async def test_cancelling_the_task_cancels_the_request(open_fake: OpenFake) -> None:
     runtime, engine = open_fake(script="y" * 400, latencies=FakeLatencies(decode_s=0.003))
-    stream = runtime.astream(None, "Is it?")
+    stream = runtime.astream([], "Is it?")
     task = asyncio.create_task(stream.answer())
     await asyncio.sleep(0.05)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await runtime.astream(None, "Next?", max_tokens=1).answer()
+    await runtime.astream([], "Next?", max_tokens=1).answer()
     assert sum(call.stage == "decode" for call in engine.calls) < 200
 
 
 async def test_leaving_the_block_cancels(open_fake: OpenFake) -> None:
     runtime, _ = open_fake(script="y" * 400, latencies=FakeLatencies(decode_s=0.003))
-    async with runtime.astream(None, "Is it?") as stream:
+    async with runtime.astream([], "Is it?") as stream:
         await anext(stream)
     with pytest.raises(Cancelled):
         await stream.answer()
@@ -84,7 +84,7 @@ async def test_leaving_the_block_cancels(open_fake: OpenFake) -> None:
 
 async def test_a_stream_closed_before_it_began_never_runs(open_fake: OpenFake) -> None:
     runtime, engine = open_fake(script="yes")
-    stream = runtime.astream(None, "Is it?")
+    stream = runtime.astream([], "Is it?")
     await stream.aclose()
     with pytest.raises(Cancelled):
         await stream.answer()
@@ -100,17 +100,17 @@ async def test_a_conversation_streams_asynchronously(open_fake: OpenFake) -> Non
 
 async def test_a_dropped_asynchronous_stream_stops_the_work(open_fake: OpenFake) -> None:
     runtime, engine = open_fake(script="y" * 400, latencies=FakeLatencies(decode_s=0.003))
-    stream = runtime.astream(None, "Is it?")
+    stream = runtime.astream([], "Is it?")
     await anext(stream)
     del stream
     gc.collect()
-    await runtime.astream(None, "And?", max_tokens=1).answer()
+    await runtime.astream([], "And?", max_tokens=1).answer()
     assert sum(call.stage == "decode" for call in engine.calls) < 100
 
 
 async def test_an_asynchronous_deadline_counts_from_the_call(open_fake: OpenFake) -> None:
     runtime, engine = open_fake(script="yes")
-    stream = runtime.astream(None, "Is it?", deadline_s=0.02)
+    stream = runtime.astream([], "Is it?", deadline_s=0.02)
     await asyncio.sleep(0.05)
     with pytest.raises(DeadlineExceeded):
         await stream.answer()
@@ -132,7 +132,7 @@ async def test_an_asynchronous_deadline_is_kept_while_a_picture_loads(open_fake:
 
 async def test_two_tasks_that_read_one_stream_both_see_its_end(open_fake: OpenFake) -> None:
     runtime, _ = open_fake(script="yes" * 10, latencies=FakeLatencies(decode_s=0.001))
-    stream = runtime.astream(None, "Is it?")
+    stream = runtime.astream([], "Is it?")
     await anext(stream)
     answers = await asyncio.wait_for(asyncio.gather(stream.answer(), stream.answer()), 20)
     assert {answer.text for answer in answers} == {"yes" * 10}

@@ -101,7 +101,7 @@ def test_a_request_begins_to_answer_while_another_still_does(open_fake: OpenFake
 
 def test_while_an_answer_runs_others_are_prepared_in_small_units(open_fake: OpenFake) -> None:
     runtime, engine = open_fake(script="y" * 400, latencies=FakeLatencies(encode_s=0.003, decode_s=0.001))
-    first = runtime.stream(None, "Go on", max_tokens=400)
+    first = runtime.stream([], "Go on", max_tokens=400)
     next(first)
     begun = len(engine.calls)
     second_stream = runtime.stream(picture(1), "What is it? " * 20, max_tokens=1)
@@ -133,7 +133,7 @@ def test_caches_that_roll_back_block_by_block_give_the_same_answers(open_fake: O
     for question in ["What?", "Why is it so, and since when?", "Where?"]:
         assert runtime.ask(shown, question).text == plain.ask(shown, question).text
     with runtime.conversation() as one, plain.conversation() as other:
-        for question, new in [("What?", shown), ("And here?", picture(2)), ("Why?", None)]:
+        for question, new in [("What?", [shown]), ("And here?", [picture(2)]), ("Why?", [])]:
             assert one.ask(question, new).text == other.ask(question, new).text
     assert num_calls(engine, "encode") == 2 * NUM_UNITS  # what has to be prefilled again is never encoded again
 
@@ -207,7 +207,7 @@ def test_a_policy_that_fails_ends_requests_with_what_went_wrong(
     monkeypatch.setattr("edge_vl.runtime.CoScheduler", partial(CoScheduler, policy=fail))
     runtime, _ = open_fake()
     with pytest.raises(EngineFault, match="no idea"):
-        runtime.ask(None, "What?")
+        runtime.ask([], "What?")
 
 
 # Early tokens
@@ -355,11 +355,11 @@ def test_requests_that_do_not_fit_together_make_room_for_each_other(open_fake: O
 
 def test_the_youngest_makes_room_in_the_middle_of_its_answer_and_says_the_same(open_fake: OpenFake) -> None:
     questions = ["Tell me about the sea", "What is on the table"]
-    alone = [open_fake()[0].ask(None, question, max_tokens=40) for question in questions]
+    alone = [open_fake()[0].ask([], question, max_tokens=40) for question in questions]
     assert all(answer.usage.completion_tokens == 40 for answer in alone)
     num_tokens = alone[0].usage.prompt_tokens
     runtime, engine = open_fake(max_cache_tokens=2 * num_tokens + 50, latencies=FakeLatencies(decode_s=0.001))
-    streams = [runtime.stream(None, question, max_tokens=40) for question in questions]
+    streams = [runtime.stream([], question, max_tokens=40) for question in questions]
     tokens = [list(stream) for stream in streams]
     assert [stream.answer.text for stream in streams] == [answer.text for answer in alone]
     for said, answer in zip(tokens, alone, strict=True):
@@ -372,8 +372,8 @@ def test_one_request_that_fits_nowhere_says_so_and_the_next_one_runs(open_fake: 
     runtime, engine = open_fake(script="yes", max_cache_tokens=60, limits=SchedulerLimits(max_faults_in_row=1))
     for _ in range(2):
         with pytest.raises(CacheFull):
-            runtime.ask(None, "word " * 20)
-    assert runtime.ask(None, "Hi").text == "yes"
+            runtime.ask([], "word " * 20)
+    assert runtime.ask([], "Hi").text == "yes"
     assert num_calls(engine, "load_language") == 0  # that was no fault of the lane
 
 
@@ -427,7 +427,7 @@ def test_a_lane_that_hangs_is_loaded_once_more_and_the_second_time_it_is_lost(
             runtime.ask(picture(3), "What?")
     assert len(engine.calls) == num_before
     if lane == "vision":
-        assert runtime.ask(None, "What?").text == "yes"  # it still speaks
+        assert runtime.ask([], "What?").text == "yes"  # it still speaks
     assert runtime._scheduler.num_abandoned == 2
     end(runtime, engine, first, second)
 
@@ -528,7 +528,7 @@ def test_a_lane_that_cannot_be_loaded_once_more_is_lost(open_fake: OpenFake, han
             with pytest.raises(EngineFault):
                 runtime.ask(picture(2), "What?")
         if text_runs:
-            assert runtime.ask(None, "What?").text == "yes"
+            assert runtime.ask([], "What?").text == "yes"
         assert num_calls(engine, "encode") == (1 if stage == "encode" else NUM_UNITS)
         end(runtime, engine, fault)
 
@@ -614,7 +614,7 @@ def test_a_lane_that_works_now_and_then_is_not_dead(open_fake: OpenFake) -> None
     outcomes = []
     for _ in range(10):
         try:
-            outcomes.append(runtime.ask(None, "What?").text)
+            outcomes.append(runtime.ask([], "What?").text)
         except EngineFault:
             outcomes.append("fault")
     assert outcomes == ["fault", "yes"] * 5
@@ -657,5 +657,5 @@ def test_many_threads_that_ask_while_lanes_are_lost_are_all_told(open_fake: Open
         assert not thread.is_alive()
     assert len(outcomes) == 18
     with pytest.raises(EngineFault, match="lost"):
-        runtime.ask(None, "What?")
+        runtime.ask([], "What?")
     end(runtime, engine, *faults)

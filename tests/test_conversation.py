@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from edge_vl import CacheFull, Cancelled, ContextLengthError, EngineFault, RequestError
+from edge_vl import CacheFull, Cancelled, ContextLengthError, EngineFault, ImageError, RequestError
 from edge_vl.scheduler_limits import SchedulerLimits
 from edge_vl.testing import FakeFault, FakeLatencies
 from tests.conftest import OpenFake, flush
@@ -106,6 +106,16 @@ def test_a_turn_that_does_not_fit_is_refused_and_the_conversation_goes_on(open_f
     assert conversation.ask("Short?").text == "yes"
 
 
+def test_a_turn_needs_no_picture_but_none_is_not_taken_for_one(open_fake: OpenFake) -> None:
+    runtime, _ = open_fake(script="yes")
+    conversation = runtime.conversation()
+    with pytest.raises(ImageError, match="None was given"):
+        conversation.ask("What is there?", None)
+    assert conversation.turns == ()
+    assert conversation.ask("Hello?").text == "yes"
+    assert conversation.ask("And?", []).text == "yes"
+
+
 def test_a_bad_turn_does_not_block_the_next(open_fake: OpenFake) -> None:
     runtime, _ = open_fake(script="yes")
     conversation = runtime.conversation()
@@ -122,7 +132,7 @@ def test_closing_gives_the_cache_back_even_in_the_middle_of_a_turn(open_fake: Op
     conversation.close()
     with pytest.raises(Cancelled):
         list(stream)
-    runtime.ask(None, "Behind it?", max_tokens=1)
+    runtime.ask([], "Behind it?", max_tokens=1)
     assert engine.num_open == 4  # both lanes, what every prompt begins with, and the cache of the last question
     with pytest.raises(RequestError, match="closed"):
         conversation.ask("Again?")
@@ -134,7 +144,7 @@ def test_a_forgotten_conversation_gives_its_cache_back(open_fake: OpenFake) -> N
     conversation.ask("First?")
     del conversation
     gc.collect()
-    runtime.ask(None, "Behind it?", max_tokens=1)
+    runtime.ask([], "Behind it?", max_tokens=1)
     assert engine.num_open == 4
 
 
@@ -152,7 +162,7 @@ def test_a_conversation_may_outlive_its_runtime(open_fake: OpenFake) -> None:
 def test_what_is_kept_never_changes_an_answer(open_fake: OpenFake, turns: Turns, forget_at: int) -> None:
     kept, forgetful = (open_fake(context_length=4000)[0].conversation() for _ in range(2))
     for number, (question, image) in enumerate(turns):
-        shown = picture(image) if image else None
+        shown = picture(image) if image else ()
         if number == forget_at:
             flush(forgetful._runtime)
             forgetful._resident.drop()
@@ -180,7 +190,7 @@ def test_a_cache_that_is_full_with_nobody_to_make_room_ends_that_request_only(op
     runtime, _ = open_fake(max_cache_tokens=100, script="yes")
     with pytest.raises(CacheFull, match="no room for"):
         runtime.ask(picture(1), "x" * 200)
-    assert runtime.ask(None, "Is it?").text == "yes"
+    assert runtime.ask([], "Is it?").text == "yes"
 
 
 def test_instructions_are_prefilled_before_any_picture_arrives(open_fake: OpenFake) -> None:

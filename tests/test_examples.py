@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -90,6 +91,72 @@ def test_the_robot_runs_from_a_shell() -> None:
     assert re.fullmatch(r"turn left  \(frame \d+ ms old\)\n", done.stdout), done.stdout
 
 
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [("nowhere.jpg", "robot_loop: there is no file or folder 'nowhere.jpg'"), ("synthetic:1x1", "96 to 4096 pixels")],
+)
+def test_a_wrong_source_is_said_without_a_traceback(source: str, words: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "robot_loop.py"), source], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_the_robot_ends_quietly_when_it_is_interrupted() -> None:
+    with subprocess.Popen(
+        [sys.executable, str(EXAMPLES / "robot_loop.py"), "synthetic:160x120"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as robot:
+        assert robot.stdout is not None
+        assert robot.stderr is not None
+        assert "frame" in robot.stdout.readline()
+        robot.send_signal(signal.SIGINT)
+        _, said = robot.communicate(timeout=20)
+    assert (robot.returncode, said) == (0, "the camera is online\n")
+
+
+def test_an_alarm_without_a_broker_says_so_and_ends() -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "camera_alarm.py"), f"mqtt://127.0.0.1:{free_port()}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "camera_alarm: the broker 127.0.0.1" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.usefixtures("interruptible")
+async def test_an_alarm_says_which_questions_there_are(mosquitto: Mosquitto, runtime: Runtime) -> None:
+    camera = PushedFrames("door")
+    camera.push(draw_scene(EMPTY_SIDE))
+    red = WhenConfig("red", "Is there a red circle?", after=1)
+    config = config_for(mosquitto.port, cameras=(CameraConfig("door", "pushed", every_s=0.05, when=(red,)),))
+    async with running(config, runtime, {"door": camera}):
+        alarm = await asyncio.create_subprocess_exec(
+            *(sys.executable, str(EXAMPLES / "camera_alarm.py"), f"mqtt://127.0.0.1:{mosquitto.port}"),
+            *("--question", "read"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert alarm.stderr is not None
+        said = [(await asyncio.wait_for(alarm.stderr.readline(), 20)).decode() for _ in range(3)]
+        alarm.send_signal(signal.SIGINT)
+        out, err = await asyncio.wait_for(alarm.communicate(), 20)
+    camera.close()
+    assert said[0].startswith("listening on mqtt://")
+    assert re.fullmatch(r"gw/door \(online\) asks red: (no|not known yet)\n", said[1])
+    assert said[2] == "no camera here asks 'read' yet; waiting for one that does. Asked is: red\n"
+    assert (alarm.returncode, out) == (0, b"")
+    assert b"Traceback" not in err
+
+
 async def test_the_alarm_goes_off_when_an_answer_turns_to_yes(
     mosquitto: Mosquitto, runtime: Runtime, tmp_path: Path
 ) -> None:
@@ -103,10 +170,15 @@ async def test_the_alarm_goes_off_when_an_answer_turns_to_yes(
         *(sys.executable, "-c", "import sys; open(sys.argv[1], 'w').write(' '.join(sys.argv[2:]))"),
         str(tmp_path / "alarm.txt"),
         stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
     )
     assert alarm.stdout is not None
+    assert alarm.stderr is not None
     try:
-        assert (await asyncio.wait_for(alarm.stdout.readline(), 20)).startswith(b"listening on mqtt://")
+        assert (await asyncio.wait_for(alarm.stderr.readline(), 20)).startswith(b"listening on mqtt://")
+        assert (await asyncio.wait_for(alarm.stderr.readline(), 20)).startswith(
+            b"no camera here asks a yes/no question"
+        )
         async with running(config, runtime, {"door": camera}):
             await keep_pushing(camera, EMPTY_SIDE, 0.5)
             assert not (tmp_path / "alarm.txt").exists()

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from edge_vl.rate_limited_log import RateLimitedLog
+from edge_vl.rate_limited_log import RateLimitedLog, tell_left_out
 
 
 class Clock:
@@ -17,21 +17,39 @@ class Clock:
         return self.now_s
 
 
-def test_a_flood_becomes_one_line_and_a_number(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_flood_becomes_a_few_lines_and_a_number(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    log = RateLimitedLog(logging.getLogger("edge_vl.test"), every_s=10, clock=clock)
+    log = RateLimitedLog(logging.getLogger("edge_vl.test"), every_s=10, burst=5, clock=clock)
     for number in range(1000):
         log.warning("payload", "a bad payload: %s", f"reason {number}")
     log.warning("topic", "a bad topic")
-    assert [record.getMessage() for record in caplog.records] == ["a bad payload: reason 0", "a bad topic"]
+    shown = [record.getMessage() for record in caplog.records]
+    assert shown == [*(f"a bad payload: reason {number}" for number in range(5)), "a bad topic"]
 
     clock.now_s += 10
     log.warning("payload", "a bad payload: %s", "late")
     clock.now_s += 10
     log.warning("payload", "a bad payload: %s", "later")
-    assert [record.getMessage() for record in caplog.records][2:] == [
-        "a bad payload: late (and 999 more since the last such line)",
+    log.warning("payload", "a bad payload: %s", "too soon")
+    assert [record.getMessage() for record in caplog.records][6:] == [
+        "a bad payload: late (and 995 more since the last such line)",
         "a bad payload: later",
+    ]
+
+
+def test_what_was_left_out_last_is_written_when_its_time_comes(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    log = RateLimitedLog(logging.getLogger("edge_vl.test"), every_s=10, burst=2, clock=clock)
+    for number in range(6):
+        log.warning("payload", "bad: %s", f"100 % of {number}")
+    clock.now_s += 9
+    tell_left_out()
+    assert len(caplog.records) == 2
+    clock.now_s += 1
+    tell_left_out()
+    tell_left_out()
+    assert [record.getMessage() for record in caplog.records][2:] == [
+        "bad: 100 % of 5 (and 3 more since the last such line)"
     ]
 
 
@@ -44,7 +62,7 @@ def test_informations_and_warnings_keep_their_level(caplog: pytest.LogCaptureFix
 
 
 def test_kinds_are_not_remembered_without_end(caplog: pytest.LogCaptureFixture) -> None:
-    log = RateLimitedLog(logging.getLogger("edge_vl.test"), clock=Clock())
+    log = RateLimitedLog(logging.getLogger("edge_vl.test"), burst=1, clock=Clock())
     for number in range(300):
         log.warning(f"kind {number}", "line")
     assert len(caplog.records) == 300

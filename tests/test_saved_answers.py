@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +16,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge_vl import Frame, RequestError, SinkError
+from edge_vl import Frame, RequestError
 from edge_vl.saved_answers import SavedAnswers
+
+DAY_S = 86_400.0
 
 
 def frame(number: int, side: int = 64) -> Frame:
@@ -70,6 +74,7 @@ def test_another_run_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
     first = SavedAnswers(tmp_path, max_mib=0.05)
     for number in range(4):
         first.save(frame(number), {"text": str(number)})
+    first.close()
     second = SavedAnswers(tmp_path, max_mib=0.05)
     assert second.nbytes == first.nbytes
     for number in range(4, 12):
@@ -83,6 +88,7 @@ def test_a_smaller_limit_counts_at_once(tmp_path: Path) -> None:
     first = SavedAnswers(tmp_path)
     for number in range(10):
         first.save(frame(number), {"text": str(number)})
+    first.close()
     SavedAnswers(tmp_path, max_mib=0.02)
     assert sum(one.stat().st_size for one in tmp_path.iterdir()) <= 0.02 * 2**20
 
@@ -98,19 +104,86 @@ def test_what_it_did_not_write_is_never_touched_or_counted(tmp_path: Path) -> No
     assert (tmp_path / "edge-vl-0000000003-20260101T000000Z-0123abcd.jpg").is_symlink()
 
 
+def written(folder: Path, ages_days: list[float]) -> None:
+    """Put answers of an earlier run into a folder, named by their number, so many days old each."""
+    for number, age_days in enumerate(ages_days):
+        before = set(folder.iterdir()) if folder.exists() else set()
+        SavedAnswers(folder).save(frame(number), {"text": str(number)})
+        for path in set(folder.iterdir()) - before:
+            os.utime(path, (time.time() - age_days * DAY_S,) * 2)
+
+
 def test_answers_go_after_their_days_also_those_of_earlier_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    SavedAnswers(tmp_path).save(frame(0), {"text": "old"})
-    for path in tmp_path.iterdir():
-        os.utime(path, (time.time() - 3 * 86_400,) * 2)
-    SavedAnswers(tmp_path).save(frame(1), {"text": "new"})
+    written(tmp_path, [3.0, 2.2, 1.4, 0.6])
     saved = SavedAnswers(tmp_path, keep_days=2)
-    assert texts(tmp_path) == ["new"]
+    assert texts(tmp_path) == ["2", "3"]
     now_s = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now_s + 2.1 * 86_400)
-    saved.save(frame(2), {"text": "newest"})
-    assert texts(tmp_path) == ["newest"]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s + 1.0 * DAY_S)
+    saved.save(frame(4), {"text": "4"})
+    assert texts(tmp_path) == ["3", "4"]
+    saved.close()
+
+
+def test_they_go_although_nothing_new_is_saved(tmp_path: Path) -> None:
+    saved = SavedAnswers(tmp_path, keep_days=0.5 / DAY_S)
+    assert saved.save(frame(1), {"text": "1"}) is not None
+    until_s = time.monotonic() + 20
+    while texts(tmp_path):
+        assert time.monotonic() < until_s
+        time.sleep(0.02)
+    assert (saved.num_deleted, saved.nbytes) == (1, 0)
+    saved.close()
+
+
+@pytest.mark.parametrize("keep_days", [30.0, 0.5])
+@pytest.mark.parametrize("years", [-56, 4])
+def test_a_start_with_a_wrong_clock_deletes_nothing_that_is_not_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, years: int, keep_days: float
+) -> None:
+    written(tmp_path, [0.02, 0.01, 0.0])
+    real = time.time
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: real() + years * 365 * DAY_S)
+        wrong = SavedAnswers(tmp_path, keep_days=keep_days)
+        assert texts(tmp_path) == ["0", "1", "2"]
+        wrong.save(frame(3), {"text": "3"})
+        for path in tmp_path.glob("*-0000000004-*"):
+            os.utime(path, (time.time(),) * 2)
+        wrong.close()
+    right = SavedAnswers(tmp_path, keep_days=keep_days)
+    assert texts(tmp_path)[-1] == "3"
+    assert len(texts(tmp_path)) == 4
+    right.close()
+
+
+def test_a_folder_is_for_one_at_a_time_also_of_another_process(tmp_path: Path) -> None:
+    first = SavedAnswers(tmp_path)
+    with pytest.raises(RequestError, match="another watch saves there; give each a folder of its own"):
+        SavedAnswers(tmp_path)
+    code = "import sys; from pathlib import Path; from edge_vl.saved_answers import SavedAnswers; "
+    other = [sys.executable, "-c", code + "SavedAnswers(Path(sys.argv[1]))", str(tmp_path)]
+    done = subprocess.run(other, capture_output=True, text=True, timeout=60, check=False)
+    assert "another watch saves there" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+    first.close()
+    first.close()
+    assert subprocess.run(other, timeout=60, check=False).returncode == 0
+
+
+def test_numbers_beyond_ten_digits_are_still_counted_and_in_order(tmp_path: Path) -> None:
+    (tmp_path / "edge-vl-9999999999-20200101T000000Z-aaaaaaaa.jpg").write_bytes(b"old")
+    for number in range(3):
+        saved = SavedAnswers(tmp_path)
+        path = saved.save(frame(number), {"text": str(number)})
+        assert path is not None
+        assert path.name.startswith(f"edge-vl-{10**10 + number}-")
+        saved.close()
+    limited = SavedAnswers(tmp_path, max_mib=0.01)
+    assert sum(one.stat().st_size for one in tmp_path.iterdir()) <= 0.01 * 2**20
+    assert texts(tmp_path) == ["1", "2"] or texts(tmp_path) == ["2"]
+    assert limited.nbytes == sum(one.stat().st_size for one in tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("jump_s", [-3600.0, 10 * 86_400.0])
@@ -220,7 +293,7 @@ def test_what_a_killed_run_left_half_written_goes_after_an_hour(tmp_path: Path) 
 def test_a_place_that_cannot_be_written_to_is_an_error_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(SinkError, match="cannot be saved"):
+        with pytest.raises(RequestError, match="cannot be saved"):
             SavedAnswers(folder)
 
 

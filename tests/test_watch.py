@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import io
 import json
 import threading
@@ -21,7 +22,7 @@ from edge_vl.answer_stream import AnswerStream
 from edge_vl.commit_rule import MAX_CANCELLATIONS
 from edge_vl.request import Progress
 from edge_vl.testing import FakeFault, FakeLatencies
-from edge_vl.watch import Watch
+from edge_vl.watch import OWN_OPTIONS, Watch
 from edge_vl.watch_counts import WatchCounts
 from tests.conftest import OpenFake
 
@@ -491,7 +492,7 @@ def test_answers_that_measured_costs_say_will_be_late_are_given_up_early(
 def test_a_full_queue_is_waited_for_and_newer_frames_take_the_place(open_fake: OpenFake) -> None:
     fault = FakeFault(stage="decode", at=0, kind="hang")
     runtime, _ = open_fake(script="yes", faults=[fault], max_waiting=1)
-    other = runtime.stream(None, "Who is first?")
+    other = runtime.stream([], "Who is first?")
     assert fault.reached.wait(WAIT_S)
 
     def source() -> Iterator[NDArray[np.uint8]]:
@@ -555,13 +556,38 @@ def test_the_end_of_the_runtime_ends_the_watch_with_an_error(open_fake: OpenFake
 
 @pytest.mark.parametrize(
     "source",
-    ["door.jpg", Path("door.jpg"), b"bytes", np.zeros((4, 4, 3), np.uint8), Frame(np.zeros((4, 4, 3), np.uint8), 0, 0)],
+    [b"bytes", bytearray(b"bytes"), np.zeros((4, 4, 3), np.uint8), Frame(np.zeros((4, 4, 3), np.uint8), 0, 0)],
 )
 def test_one_picture_is_no_source(open_fake: OpenFake, source: Any) -> None:
     runtime, _ = open_fake(script="yes")
     with pytest.raises(RequestError, match="source is one picture") as caught:
         Watch(runtime, source, "Is it?")
     assert caught.value.field == "source"
+
+
+@pytest.mark.parametrize("source", ["synthetic", "door.jpg", Path("door.jpg"), 0])
+def test_what_open_source_takes_is_no_source_yet(open_fake: OpenFake, source: Any) -> None:
+    runtime, _ = open_fake(script="yes")
+    with pytest.raises(RequestError, match=r"open_source\(\.\.\.\) opens a camera") as caught:
+        runtime.watch(source, "Is it?")
+    assert caught.value.field == "source"
+
+
+def test_a_mistyped_option_is_named_with_the_one_that_was_meant(open_fake: OpenFake) -> None:
+    runtime, _ = open_fake(script="yes")
+    with pytest.raises(
+        RequestError, match=r"'evry_s'; did you mean 'every_s'\? Known: every_s, .*, max_tokens"
+    ) as caught:
+        runtime.watch([grey(0)], "Is it?", evry_s=1)  # type: ignore[call-arg]
+    assert caught.value.field == "evry_s"
+    with pytest.raises(RequestError, match=r"'dead_line_s'; did you mean 'deadline_s'\?"):
+        runtime.awatch([grey(0)], "Is it?", dead_line_s=1)
+
+
+def test_every_option_of_a_watch_is_among_the_known_ones() -> None:
+    parameters = inspect.signature(Watch).parameters.values()
+    own = [one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY]
+    assert list(OWN_OPTIONS) == own
 
 
 def test_a_clip_in_one_array_is_a_source(open_fake: OpenFake) -> None:

@@ -15,12 +15,14 @@ from edge_vl import Frame, MotionGate, PushedFrames, RequestError, SourceError, 
 from edge_vl.async_watch import AsyncWatch
 from edge_vl.sources.camera import Camera
 from edge_vl.sources.camera_settings import CameraSettings
+from edge_vl.sources.opencv_capture import open_stream
 from edge_vl.sources.synthetic import SyntheticCapture, read_number
 from edge_vl.testing import FakeFault, FakeLatencies
 from edge_vl.watch import Watch
 from edge_vl.watch_counts import WatchCounts
 from edge_vl.watch_events import AnswerBegan, AnswerGivenUp, WatchEvent
 from tests.conftest import OpenFake
+from tests.sources.mjpeg_server import jpeg, running_mjpeg_server
 
 WAIT_S = 20.0
 
@@ -297,6 +299,32 @@ def test_damaged_frames_of_a_camera_are_passed_over_and_the_watch_goes_on(open_f
         counts = watch.counts
     assert counts.answers == 8
     assert counts.dropped + counts.bad > 0
+
+
+def test_damaged_pictures_of_a_real_stream_are_counted_and_the_watch_goes_on(open_fake: OpenFake) -> None:
+    runtime, _ = open_fake(script="yes")
+    good = jpeg(50, (320, 240))
+    damaged = [good[:-600], b"hello", b"", good[:20] + b"\0" * 500]
+    with running_mjpeg_server() as server:
+        server.pictures = [*[good, *damaged] * 5, good]
+        server.interval_s = 0.02
+        with Camera(
+            lambda: open_stream(server.url, CameraSettings()), name="door", settings=CameraSettings(max_fps=None)
+        ) as camera:
+            with runtime.watch(camera, "Is it?") as watch:
+                indexes: list[int] = []
+                while camera.state.num_frames < 26 or not indexes or indexes[-1] < 25:
+                    assert next(watch).text == "yes"
+                    assert watch.frame is not None
+                    indexes.append(watch.frame.index)
+                counts = watch.counts
+            state = camera.state
+    assert (state.num_frames, state.num_bad) == (26, 20)
+    assert indexes == sorted(set(indexes))
+    assert not {index for index in indexes if index % 5}
+    assert (counts.answers, counts.frames) == (len(indexes), 26 - indexes[0])
+    assert 0 <= 20 - indexes[0] // 5 * 4 - counts.bad <= 1  # one that came together with the first frame
+    check_sum(counts)
 
 
 def watch_for(watch: Watch, camera_started_s: list[float], fps: float, seconds: float) -> tuple[list[float], int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -129,6 +130,22 @@ def _is_file(text: str) -> bool:
         return False
 
 
+def _check_cameras(names: list[str], question: str) -> None:
+    """Refuse what is a camera or an address, with the command that answers about it."""
+    from edge_vl.sources.address import masked
+    from edge_vl.sources.open import names_camera
+
+    for name in names:
+        if names_camera(name):
+            shown = shlex.join([masked(name), question])
+            what = "an address" if "://" in name else "a camera"
+            raise RequestError(
+                f"{masked(name)} is {what}, not a picture; for one answer about what a camera shows now: "
+                f"edge-vl watch {shown} --max-answers 1",
+                field="words",
+            )
+
+
 def _check_words(names: list[str], question: str, *, has_vision: bool) -> None:
     if not names and has_vision:
         raise RequestError(
@@ -141,6 +158,9 @@ def _check_words(names: list[str], question: str, *, has_vision: bool) -> None:
             f"the last argument is the question, but {question!r} is a picture; give the question behind it",
             field="words",
         )
-    missing = [name for name in names[1:] if name != "-" and not _is_file(name)]
+    missing = [name for name in names if name != "-" and not _is_file(name)]
+    if missing:
+        _check_cameras(missing, question)
+    missing = missing[int(missing[:1] == names[:1]) :]  # what is wrong with the first one is told by who reads it
     if missing and "." not in missing[0]:
         raise RequestError(f"there is no picture {missing[0]!r}; put the question in quotes", field="words")

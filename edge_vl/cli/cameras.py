@@ -63,18 +63,17 @@ def cameras(
 def _try(source: str, timeout_s: float) -> _Probe:
     """Open a source, wait for its first frame, and look at it for a second more."""
     from edge_vl.errors import EdgeVLError
-    from edge_vl.sources.address import masked
     from edge_vl.sources.camera import Camera
     from edge_vl.sources.camera_settings import CameraSettings
-    from edge_vl.sources.open import open_source
+    from edge_vl.sources.open import open_source, shown_source
 
-    label = masked(source)
+    label = shown_source(source)
     settings = CameraSettings(open_timeout_s=timeout_s, read_timeout_s=min(timeout_s, 5.0), max_fps=None)
     began_s = time.monotonic()
     try:
-        opened = open_source(source, settings=settings)
+        opened = open_source(source, settings=settings, on_state=lambda _: None)  # what it is told comes out below
     except EdgeVLError as error:
-        return _Probe(label, False, masked(str(error)))
+        return _Probe(label, False, str(error))
     try:
         if not isinstance(opened, Camera):
             return _Probe(label, False, "it is no camera")

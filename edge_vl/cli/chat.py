@@ -88,7 +88,7 @@ def chat(
                     continue
                 with conversation.stream(
                     line,
-                    shown,
+                    [] if shown is None else shown,
                     max_tokens=max_tokens,
                     temperature=temperature,
                     top_p=top_p,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -54,6 +55,8 @@ def gateway(
             raise RequestError("--json goes with --check", field="json")
         if remove_discovery and check:
             raise RequestError("--remove-discovery goes without --check", field="remove_discovery")
+        if not check and not remove_discovery:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until it serves, a stop needs no end in order
         from edge_vl.mqtt.paho_client import check_installed
 
         check_installed()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import importlib.util
 import json
 import signal
 import sys
@@ -15,14 +14,18 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from edge_vl.cli.interrupt import Interrupt
-from edge_vl.cli.output import errors_as_json
-from edge_vl.errors import BrokerError, RequestError
+from edge_vl.cli.interrupt import Interrupt, normal_end
+from edge_vl.cli.mqtt_extra import check_mqtt_extra
+from edge_vl.cli.output import errors_as_json, print_notes
+from edge_vl.cli.terminal_text import terminal_json, terminal_line, terminal_text
+from edge_vl.errors import RequestError
 
 if TYPE_CHECKING:
     from edge_vl.mqtt.broker_settings import BrokerSettings
     from edge_vl.mqtt.fleet import Gateway, Heard
+    from edge_vl.mqtt.node_messages import Info
     from edge_vl.mqtt.remote_pictures import RemotePicture
+    from edge_vl.mqtt.remote_stream import RemoteStream
 
 __all__ = ["mqtt"]
 
@@ -60,6 +63,9 @@ def ask(
     image: Annotated[
         list[Path] | None, typer.Option(help="A picture of this machine, sent along; may be given several times.")
     ] = None,
+    no_picture: Annotated[
+        bool, typer.Option("--no-picture", help="The question is about no picture, though the gateway has cameras.")
+    ] = False,
     timeout_s: Annotated[float, typer.Option(help="Seconds until the whole answer must be there.")] = 60.0,
     max_frame_age_s: Annotated[float | None, typer.Option(help="Oldest frame that it may be about.")] = None,
     conversation: Annotated[str | None, typer.Option(help="Name of a conversation at the gateway.")] = None,
@@ -70,7 +76,8 @@ def ask(
     name: Annotated[
         str | None,
         typer.Option(
-            help="What the gateway knows you by, where the broker's rules go by that.", rich_help_panel="Broker"
+            help="What the gateway knows you by, where the broker's rules go by that; default: the user in the URL.",
+            rich_help_panel="Broker",
         ),
     ] = None,
     password_file: PasswordFile = None,
@@ -86,12 +93,17 @@ def ask(
         settings, prefix = _broker(url, password_file, ca, cert, key)
         images: list[RemotePicture] = [{"camera": name} for name in camera or ()]
         images += image or ()
+        if no_picture and images:
+            raise RequestError("--no-picture goes with neither --camera nor --image", field="no_picture")
         from edge_vl.mqtt.client import Client
 
         node = words[0] if group is None else None
+        may_lack_picture = bool(images) or no_picture or conversation is not None
 
         async def stream_answer() -> None:
             async with Client(settings, node=node, group=group, prefix=prefix, name=name) as client:
+                if not may_lack_picture:
+                    _check_cameras(await client.info())
                 stream = client.ask(
                     words[-1],
                     images=images,
@@ -105,11 +117,9 @@ def ask(
                 )
                 async with stream:
                     if as_json:
-                        print(json.dumps((await stream.answer()).to_dict(), ensure_ascii=False))
+                        print(terminal_json(json.dumps((await stream.answer()).to_dict(), ensure_ascii=False)))
                         return
-                    async for text in stream:
-                        print(text, end="", flush=True)
-                    print(flush=True)
+                    await _print_stream(stream)
 
         _run(stream_answer())
 
@@ -135,7 +145,8 @@ def status(
 
         gateways = dict(sorted(_run(look()).items()))
         if as_json:
-            print(json.dumps({name: gateway.to_dict() for name, gateway in gateways.items()}, ensure_ascii=False))
+            known = {name: gateway.to_dict() for name, gateway in gateways.items()}
+            print(terminal_json(json.dumps(known, ensure_ascii=False)))
             return
         if not gateways:
             print(f"the broker knows of no gateway under {prefix}/", file=sys.stderr)
@@ -152,7 +163,7 @@ def watch(
     cert: Cert = None,
     key: Key = None,
 ) -> None:
-    """Follow what cameras see, line by line, until interrupted."""
+    """Follow what cameras see, line by line, until Ctrl-C (or SIGTERM), the normal end: the exit code is 0."""
     with errors_as_json(is_wanted=as_json):
         settings, prefix = _broker(url, password_file, ca, cert, key)
         from edge_vl.mqtt.fleet import Fleet
@@ -162,7 +173,37 @@ def watch(
                 async for heard in fleet.heard():
                     print(_as_json(heard) if as_json else _as_line(heard), flush=True)
 
-        _run(follow())
+        with normal_end():
+            _run(follow())
+
+
+async def _print_stream(stream: RemoteStream) -> None:
+    """Print an answer as it comes; whatever ends it, its line ends, too."""
+    try:
+        async for text in stream:
+            print(terminal_text(text), end="", flush=True)
+    except BaseException:
+        if stream.text:
+            print(flush=True)
+        raise
+    print(flush=True)
+    answer = await stream.answer()
+    if not answer.is_consistent:
+        print_notes([f"the gateway's last message has another text: {terminal_text(answer.text)}"])
+
+
+def _check_cameras(info: Info | None) -> None:
+    """See that a question without a picture does not go to a model that would make one up.
+
+    Raises:
+        RequestError: the gateway has a model that sees, and cameras.
+    """
+    if info is not None and info.vision_engine and info.cameras:
+        raise RequestError(
+            f"no picture was given; the cameras are: {', '.join(info.cameras)}; name one by --camera, send a file by "
+            "--image, or say --no-picture",
+            field="camera",
+        )
 
 
 def _broker(
@@ -175,22 +216,8 @@ def _broker(
         raise RequestError("there is a password but no user: write it as mqtt://user@host", field="url")
     if settings.username is not None:
         settings = dataclasses.replace(settings, password=_password(password_file))
-    _check_extra()
+    check_mqtt_extra()
     return settings, prefix or "edge_vl"
-
-
-def _check_extra() -> None:
-    """See that what speaks MQTT is there, before a traceback says so.
-
-    Raises:
-        BrokerError: it is not; says how to install it.
-    """
-    for library in ("msgspec", "paho"):
-        if importlib.util.find_spec(library) is None:
-            raise BrokerError(
-                f"MQTT needs {library}, which is not installed; install it with: pip install 'edge-vl[mqtt]'",
-                reason="unsupported",
-            )
 
 
 def _password(file: Path | None) -> str | None:
@@ -201,8 +228,9 @@ def _password(file: Path | None) -> str | None:
     try:
         with file.open("rb") as opened:
             text = opened.read(_MAX_PASSWORD_BYTES).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"the password file cannot be read: {error}", field="password_file") from error
+    except (OSError, UnicodeDecodeError) as error:  # without the path, which may be the password itself
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise RequestError(f"the password file cannot be read: {why}", field="password_file") from None
     return text.partition("\n")[0].rstrip("\r")
 
 
@@ -239,23 +267,26 @@ def _print_gateway(name: str, gateway: Gateway) -> None:
     if info is not None:
         about = f"  {info.model}, profile {info.profile}, edge-vl {info.version}, MQTT {info.protocol}"
         about += f", group {info.group}" if info.group else ""
-    print(f"{name}: {gateway.status or 'unknown'}{about}")
+    print(terminal_line(f"{name}: {gateway.status or 'unknown'}{about}"))
     for camera, state in sorted(gateway.cameras.items()):
+        if gateway.status != "online":
+            print(terminal_line(f"  {camera}: unknown, last {state.status} ({state.at})"))
+            continue
         size = f" {state.width}x{state.height}" if state.width else ""
         rate = f" at {state.fps:.1f} frames/s" if state.status == "online" else ""
         reason = f" ({state.reason})" if state.reason else ""
         question = f"  {state.question!r}" if state.question else ""
-        print(f"  {camera}: {state.status}{size}{rate}{reason}{question}")
+        print(terminal_line(f"  {camera}: {state.status}{size}{rate}{reason}{question}"))
 
 
 def _as_json(heard: Heard) -> str:
     import msgspec
 
-    return json.dumps({"node": heard.node, **msgspec.to_builtins(heard.message)}, ensure_ascii=False)
+    return terminal_json(json.dumps({"node": heard.node, **msgspec.to_builtins(heard.message)}, ensure_ascii=False))
 
 
 def _as_line(heard: Heard) -> str:
-    """Write what was heard on one line; whatever a model says cannot steer the terminal."""
+    """Write what was heard on one line."""
     from edge_vl.mqtt.node_messages import CameraAnswer
 
     message = heard.message
@@ -267,6 +298,4 @@ def _as_line(heard: Heard) -> str:
         text = f"error: {message.error.message}"
     else:
         text = f"{message.type} {message.reason}"
-    line = " ".join(text.split())
-    printable = "".join(character for character in line if character.isprintable())
-    return f"{message.at}  {heard.node}/{message.camera}  {printable}"
+    return terminal_line(f"{message.at}  {heard.node}/{message.camera}  {' '.join(text.split())}")

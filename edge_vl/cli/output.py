@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from edge_vl.answer import Answer
 from edge_vl.answer_stream import AnswerStream
+from edge_vl.cli.terminal_text import terminal_json
 from edge_vl.errors import EdgeVLError
 
 __all__ = ["errors_as_json", "print_answer", "print_notes", "print_timings"]
@@ -23,7 +24,7 @@ def errors_as_json(*, is_wanted: bool) -> Iterator[None]:
         if is_wanted:
             facts = {"type": type(error).__name__, "message": str(error)}
             facts |= {name: getattr(error, name) for name in ("stage", "text") if hasattr(error, name)}
-            print(json.dumps({"error": facts}, ensure_ascii=False))
+            print(terminal_json(json.dumps({"error": facts}, ensure_ascii=False)))
         raise
 
 

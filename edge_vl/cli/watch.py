@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from edge_vl.cli import options
-from edge_vl.cli.interrupt import Interrupt
+from edge_vl.cli.interrupt import normal_end
 from edge_vl.cli.output import errors_as_json, print_notes
 from edge_vl.cli.watching import Watching
 from edge_vl.errors import RequestError
@@ -72,7 +72,7 @@ def watch(
         typer.Option(
             metavar="URL",
             help="Publish answers: mqtt://user@host/PREFIX/NODE, on PREFIX/NODE/camera/NAME/... The password is in "
-            "EDGE_VL_MQTT_PASSWORD.",
+            "EDGE_VL_MQTT_PASSWORD. The exit code is 4 if answers could not be published.",
             rich_help_panel=_OUT,
         ),
     ] = None,
@@ -91,6 +91,9 @@ def watch(
     max_fps: Annotated[
         float, typer.Option(help="Most frames per second of a camera that are decoded.", rich_help_panel=_CAMERA)
     ] = 15.0,
+    read_timeout_s: Annotated[
+        float, typer.Option(help="Seconds without a frame after which a camera is offline.", rich_help_panel=_CAMERA)
+    ] = 5.0,
     username: Annotated[str | None, typer.Option(help="For a stream.", rich_help_panel=_CAMERA)] = None,
     password_file: Annotated[
         Path | None, typer.Option(help="Holds the stream's password, one line.", rich_help_panel=_CAMERA)
@@ -138,85 +141,94 @@ def watch(
 
     A camera is watched until Ctrl-C (or SIGTERM), which is its normal end: the exit code is 0.
     """
-    with errors_as_json(is_wanted=as_json), contextlib.ExitStack() as stack:
-        questions = tuple(when or ())
-        if question is None and not questions:
-            raise RequestError("watch needs a question: edge-vl watch SOURCE QUESTION, or --when", field="question")
-        if not find_model(model).has_vision:
-            raise RequestError(f"model {model} reads text only; it cannot see frames", field="model")
-        settings = CameraSettings(max_fps=_positive(max_fps, "max_fps"), view=View(rotate, _region(region)))
-        watching = Watching(question, questions, when_after, as_json=as_json, max_answers=max_answers)
-        if save_dir is not None:
-            from edge_vl.saved_answers import SavedAnswers
-
-            watching.saved = SavedAnswers(save_dir, max_mib=save_max_mib, keep_days=save_keep_days)
-        if mqtt is not None:
-            from edge_vl.cli.watch_publisher import WatchPublisher
-
-            watching.publisher = WatchPublisher(
-                mqtt,
-                name or "camera",
-                trigger="motion" if on_motion else "interval",
-                note=watching.view.note,
-                on_failure=watching.end,
+    watching: Watching | None = None
+    with errors_as_json(is_wanted=as_json):
+        with normal_end(), contextlib.ExitStack() as stack:
+            questions = tuple(when or ())
+            if question is None and not questions:
+                raise RequestError("watch needs a question: edge-vl watch SOURCE QUESTION, or --when", field="question")
+            if not find_model(model).has_vision:
+                raise RequestError(f"model {model} reads text only; it cannot see frames", field="model")
+            settings = CameraSettings(
+                max_fps=_positive(max_fps, "max_fps"),
+                read_timeout_s=_positive(read_timeout_s, "read_timeout_s"),
+                view=View(rotate, _region(region)),
             )
-        gate = None
-        if on_motion:
-            from edge_vl.sources.motion_gate import MotionGate
+            watching = Watching(question, questions, when_after, as_json=as_json, max_answers=max_answers)
+            if save_dir is not None:
+                from edge_vl.saved_answers import SavedAnswers
 
-            gate = MotionGate(max_silence_s=max_silence_s)
-        try:
-            watching.source = _open(
-                source, settings, username, password_file, name, watching, loop=loop, paced=not as_fast_as_possible
-            )
-            stack.callback(watching.source.close)
+                watching.saved = SavedAnswers(save_dir, max_mib=save_max_mib, keep_days=save_keep_days)
+            if mqtt is not None:
+                from edge_vl.cli.mqtt_extra import check_mqtt_extra
 
-            from edge_vl.runtime import Runtime
+                check_mqtt_extra()
+                from edge_vl.cli.watch_publisher import WatchPublisher
 
-            runtime = stack.enter_context(
-                Runtime.open(
-                    model,
-                    profile=profile,
-                    vision_engine=vision_engine,
-                    language_engine=language_engine,
-                    vision_dtype=vision_dtype,
-                    language_dtype=language_dtype,
-                    kv=kv,
-                    threads=threads,
-                    context_length=context_length,
-                    memory_budget_mib=memory_budget_mib,
-                    mode=mode,
+                watching.publisher = WatchPublisher(
+                    mqtt,
+                    name or "camera",
+                    trigger="motion" if on_motion else "interval",
+                    note=watching.view.note,
+                    on_failure=watching.end,
                 )
-            )
-            print_notes(() if as_json else runtime.notes)
-            when_options: AskOptions = {
-                "max_tokens": _WHEN_MAX_TOKENS,
-                "temperature": temperature,
-                "top_p": top_p,
-                "seed": seed,
-                "deadline_s": deadline_s,
-                "degrade": degrade,
-                "reuse": reuse,
-                "stream": "watch",
-            }
-            asked: AskOptions = {**when_options, "max_frame_age_s": max_frame_age_s, "stop": stop or ()}
-            if question is not None:
-                asked["max_tokens"] = max_tokens
-            watched = stack.enter_context(
-                runtime.watch(
-                    watching.source,
-                    watching.question,
-                    every_s=every_s,
-                    gate=gate,
-                    on_event=watching.on_event,
-                    **asked,
+            gate = None
+            if on_motion:
+                from edge_vl.sources.motion_gate import MotionGate
+
+                gate = MotionGate(max_silence_s=max_silence_s)
+            try:
+                watching.source = _open(
+                    source, settings, username, password_file, name, watching, loop=loop, paced=not as_fast_as_possible
                 )
-            )
-            watching.run(runtime, watched, when_options)
-        except (KeyboardInterrupt, Interrupt):
-            pass  # the normal end of a watch
-        finally:
-            watching.finish()
+                stack.callback(watching.source.close)
+
+                from edge_vl.runtime import Runtime
+
+                runtime = stack.enter_context(
+                    Runtime.open(
+                        model,
+                        profile=profile,
+                        vision_engine=vision_engine,
+                        language_engine=language_engine,
+                        vision_dtype=vision_dtype,
+                        language_dtype=language_dtype,
+                        kv=kv,
+                        threads=threads,
+                        context_length=context_length,
+                        memory_budget_mib=memory_budget_mib,
+                        mode=mode,
+                    )
+                )
+                print_notes(() if as_json else runtime.notes)
+                when_options: AskOptions = {
+                    "max_tokens": _WHEN_MAX_TOKENS,
+                    "temperature": temperature,
+                    "top_p": top_p,
+                    "seed": seed,
+                    "deadline_s": deadline_s,
+                    "degrade": degrade,
+                    "reuse": reuse,
+                    "stream": "watch",
+                }
+                asked: AskOptions = {**when_options, "max_frame_age_s": max_frame_age_s, "stop": stop or ()}
+                if question is not None:
+                    asked["max_tokens"] = max_tokens
+                watched = stack.enter_context(
+                    runtime.watch(
+                        watching.source,
+                        watching.question,
+                        every_s=every_s,
+                        gate=gate,
+                        on_event=watching.on_event,
+                        **asked,
+                    )
+                )
+                watching.run(runtime, watched, when_options)
+            finally:
+                watching.finish()
+        if watching is not None:
+            watching.check_published()
 
 
 def _open(

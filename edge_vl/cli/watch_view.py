@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_vl.answer import Token
+from edge_vl.cli.terminal_text import terminal_text
 from edge_vl.frame import Frame
 from edge_vl.sources.camera_state import CameraState
+from edge_vl.sources.pictures_source import PICTURE_SUFFIXES
 from edge_vl.watch_events import AnswerBegan, WatchEvent
 
 if TYPE_CHECKING:
@@ -27,6 +32,9 @@ class WatchView:
 
     On a terminal, a status line stands below what has been answered, and the answer in the making in it. Elsewhere the
     tokens go to standard output as they come.
+
+    Attributes:
+        is_live: whether frames are shown by their time and age; else by the name of their picture.
     """
 
     def __init__(self, *, as_json: bool, shows_text: bool, status: Callable[[], str]) -> None:
@@ -40,29 +48,35 @@ class WatchView:
         self._as_json = as_json
         self._shows_text = shows_text and not as_json
         self._status = status
+        self.is_live = True
         self._lock = threading.RLock()
         self._line = ""
+        self._is_open = False
+        self._is_mixed = _is_same_file()
         self._camera_status = ""
         self._is_tty = sys.stderr is not None and sys.stderr.isatty()
         self._is_shared = self._is_tty and sys.stdout is not None and sys.stdout.isatty()
         self._live: Live | None = self._make_live() if self._is_tty else None
+        self._log = _LogAbove(self.note)
 
     def start(self) -> None:
         """Begin to show the status line, where there is a terminal."""
         if self._live is not None:
+            logging.getLogger().addHandler(self._log)
             self._live.start()
 
     def stop(self) -> None:
         """Take the status line away. May be called twice."""
         if self._live is not None:
             self._live.stop()
+            logging.getLogger().removeHandler(self._log)
 
     def on_event(self, event: WatchEvent) -> None:
         """Show an answer while it is made."""
         if not self._shows_text:
             return
         if isinstance(event, AnswerBegan):
-            self._stream(_clock(event.frame))
+            self._stream(self._head(event.frame))
         elif isinstance(event, Token):
             if event.kind == "text":
                 self._stream(event.text.replace("\n", " "))
@@ -76,10 +90,11 @@ class WatchView:
             return
         if self._shows_text:
             age_s, dropped = record["frame"]["age_s"], record["dropped"]
-            self._end_line(f"  [{age_s:.2f} s old, {dropped} dropped]" if age_s is not None else "")
+            shows_age = self.is_live and age_s is not None
+            self._end_line(f"  [{age_s:.2f} s old, {dropped} dropped]" if shows_age else "")
         for state in record["when"]:
             if state["changed"]:
-                self._print(f"{_clock(frame)}{state['question']} {_yes_no(state['state'])}")
+                self._print(f"{self._head(frame)}{state['question']} {_yes_no(state['state'])}")
 
     def camera(self, state: CameraState) -> None:
         """Tell that a camera came or went. From any thread."""
@@ -94,13 +109,24 @@ class WatchView:
             if self._live is not None:
                 self._live.console.print(f"edge-vl: {text}", markup=False, highlight=False, soft_wrap=True)
             elif sys.stderr is not None:
+                if self._is_open and self._is_mixed:
+                    print(flush=True)
+                    self._is_open = False
                 print(f"edge-vl: {text}", file=sys.stderr, flush=True)
+
+    def _head(self, frame: Frame) -> str:
+        """Return what stands before an answer: when its frame was taken, or which picture it is."""
+        if self.is_live:
+            return _clock(frame)
+        name = Path(frame.source).name or frame.source
+        return f"{name}: " if Path(frame.source).suffix.lower() in PICTURE_SUFFIXES else f"{name} {frame.index}: "
 
     def _stream(self, text: str) -> None:
         with self._lock:
             self._line += text
-            if not self._is_shared:
+            if not self._is_shared and text:
                 print(text, end="", flush=True)
+                self._is_open = True
 
     def _end_line(self, text: str) -> None:
         with self._lock:
@@ -109,6 +135,7 @@ class WatchView:
                 self._print(line + text)
             elif line:
                 print(text, flush=True)
+                self._is_open = False
 
     def _print(self, line: str) -> None:
         """Print a whole line to standard output, above the status line."""
@@ -139,6 +166,21 @@ class WatchView:
         )
 
 
+class _LogAbove(logging.Handler):
+    """Prints warnings of the log above the status line, which they would break otherwise."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._note = note
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a line. Never raises."""
+        try:
+            self._note(terminal_text(self.format(record)))
+        except Exception:  # as handlers of `logging` do
+            self.handleError(record)
+
+
 def status_text(
     *,
     camera: CameraState | None,
@@ -167,6 +209,14 @@ def status_text(
 def _clock(frame: Frame) -> str:
     """Return the time of day when a frame was taken, here, with what separates it from the answer."""
     return datetime.fromtimestamp(frame.captured_wall_s).strftime("%H:%M:%S ")
+
+
+def _is_same_file() -> bool:
+    """Whether both outputs are one, as behind `2>&1`, so that a line of the one breaks into a line of the other."""
+    try:
+        return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+    except (AttributeError, OSError, ValueError):  # one of them is closed, or none of the system's
+        return False
 
 
 def _yes_no(state: bool | None) -> str:

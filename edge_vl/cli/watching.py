@@ -10,7 +10,7 @@ from edge_vl.asking import AskOptions
 from edge_vl.cli.watch_record import WhenState, answer_record
 from edge_vl.cli.watch_view import WatchView, status_text
 from edge_vl.debounce import Debounce
-from edge_vl.errors import DeadlineExceeded
+from edge_vl.errors import BrokerError, DeadlineExceeded
 from edge_vl.sources.camera_state import CameraState
 from edge_vl.watch_events import WatchEvent
 from edge_vl.yes_or_no import yes_or_no
@@ -25,6 +25,39 @@ if TYPE_CHECKING:
     from edge_vl.watch import Watch
 
 __all__ = ["Watching"]
+
+
+class _Seen:
+    """What is watched, seen as a camera: one that tells its state, or pictures or a recording, which are online."""
+
+    def __init__(self, source: Source | None, watch: Watch) -> None:
+        self._source = source
+        self._watch = watch
+        self._since_s = time.monotonic()
+
+    @property
+    def state(self) -> CameraState:
+        """Return what is known now."""
+        state, counts, frame = _state_of(self._source), self._watch.counts, self._watch.frame
+        return state or CameraState(
+            "online",
+            since_s=self._since_s,
+            num_frames=counts.frames,
+            num_bad=counts.bad,
+            num_connections=1,
+            width=0 if frame is None else frame.width,
+            height=0 if frame is None else frame.height,
+        )
+
+    def latest(self) -> Frame | None:
+        """Return the newest frame; of a recording, the one that was answered last."""
+        latest = getattr(self._source, "latest", None)
+        return self._watch.frame if latest is None else latest()
+
+
+def _state_of(source: Source | None) -> CameraState | None:
+    state = getattr(source, "state", None)
+    return state if isinstance(state, CameraState) else None
 
 
 class Watching:
@@ -56,6 +89,7 @@ class Watching:
         self.publisher: WatchPublisher | None = None
         self._is_first_asked = question is None  # the watch's own question is the first yes/no question
         self._when: dict[str, Debounce] = {text: Debounce(after) for text in when}
+        self._num_unclear = dict.fromkeys(when, 0)
         self._max_answers = max_answers
         self._watch: Watch | None = None
         self._first_token_s: float | None = None
@@ -69,8 +103,6 @@ class Watching:
     def on_camera(self, state: CameraState) -> None:
         """Tell that a camera came or went."""
         self.view.camera(state)
-        if self.publisher is not None:
-            self.publisher.state(state)
 
     def end(self) -> None:
         """End it from another thread."""
@@ -81,8 +113,9 @@ class Watching:
         """Answer until the source ends, or there are enough answers."""
         self._watch = watch
         self._began_s = time.monotonic()
+        self.view.is_live = self.source is None or self.source.is_live
         if self.publisher is not None:
-            self.publisher.start()
+            self.publisher.start(_Seen(self.source, watch))
         self.view.start()
         for answer in watch:
             frame = watch.frame
@@ -91,14 +124,27 @@ class Watching:
             self._deliver(watch, answer, frame, states)
             if self._max_answers is not None and watch.counts.answers >= self._max_answers:
                 break
-        if self.publisher is not None and self.publisher.failure is not None:
+
+    def check_published(self) -> None:
+        """See that everything that was to be published is.
+
+        Raises:
+            BrokerError: it is not, and why.
+        """
+        if self.publisher is None:
+            return
+        if self.publisher.failure is not None:
             raise self.publisher.failure.again()
+        if number := self.publisher.num_unpublished:
+            raise BrokerError(f"{number} answers were not published: the broker did not confirm them", reason="lost")
 
     def finish(self) -> None:
         """Take the status line away, say goodbye to the broker, and sum up."""
         self.view.stop()
         if self.publisher is not None:
             self.publisher.close()
+        if self.saved is not None:
+            self.saved.close()
         if self._watch is None:
             return
         counts = self._watch.counts
@@ -110,6 +156,9 @@ class Watching:
             failed = f", {self.saved.num_failed} not for lack of room or the like" if self.saved.num_failed else ""
             parts.append(f"{self.saved.num_saved} saved{failed}")
         self.view.note(", ".join(parts))
+        for text, number in self._num_unclear.items():
+            if number:
+                self.view.note(f"{number} answers to {text!r} were neither yes nor no")
 
     def _ask_when(
         self, runtime: Runtime, frame: Frame, answer: Answer, when_options: AskOptions
@@ -122,7 +171,9 @@ class Watching:
                     said = runtime.ask(frame, text, **when_options).text
                 except DeadlineExceeded:
                     said = None
-            changed = debounce.update(None if said is None else yes_or_no(said)) is not None
+            is_so = None if said is None else yes_or_no(said)
+            self._num_unclear[text] += said is not None and is_so is None
+            changed = debounce.update(is_so) is not None
             states.append(WhenState(text, debounce.state, changed))
         return tuple(states)
 
@@ -143,12 +194,10 @@ class Watching:
         watch, source = self._watch, self.source
         if watch is None:
             return "loading"
-        state = getattr(source, "state", None)
-        latest = getattr(source, "latest", None)
-        newest = latest() if latest is not None else watch.frame
+        newest = _Seen(source, watch).latest()
         counts = watch.counts
         return status_text(
-            camera=state if isinstance(state, CameraState) else None,
+            camera=_state_of(source),
             age_s=None if newest is None else time.monotonic() - newest.captured_s,
             first_token_s=self._first_token_s,
             answers=counts.answers,

@@ -12,7 +12,7 @@ from typing import Any
 from edge_vl.answer import Answer
 from edge_vl.asking import AskOptions
 from edge_vl.async_answer_stream import AsyncAnswerStream
-from edge_vl.errors import Cancelled, DeadlineExceeded, EdgeVLError, Interrupted
+from edge_vl.errors import Cancelled, DeadlineExceeded, EdgeVLError, Interrupted, QueueFull
 from edge_vl.gateway.active import ActiveRequest
 from edge_vl.gateway.conversations import Conversations
 from edge_vl.gateway.error_facts import error_facts, late
@@ -24,6 +24,9 @@ from edge_vl.runtime import Runtime
 __all__ = ["Answering"]
 
 _log = logging.getLogger(__name__)
+
+_AGAIN_S = 0.05
+"""How soon the runtime is asked again that has no room."""
 
 
 class Answering:
@@ -85,33 +88,43 @@ class Answering:
         key = None if request.conversation is None else (request.client, request.conversation)
         if active.abort_reason is not None:  # meanwhile
             raise Cancelled(stage="picture")
+        pictures = [image.picture for image in images]
         if key is None:
-            stream = self._runtime.astream([image.picture for image in images], request.question, **_options(active))
-            await self._pass_on(active, stream, images, fetched_s, [])
+
+            def ask() -> AsyncAnswerStream:
+                return self._runtime.astream(pictures, request.question, **_options(active))
+
+            await self._pass_on(active, ask, images, fetched_s, [])
             return
         conversation, was_ended = self._conversations.begin_turn(key)
+
+        def go_on() -> AsyncAnswerStream:
+            return conversation.astream(request.question, pictures, **_options(active))
+
         try:
-            stream = conversation.astream(request.question, [image.picture for image in images], **_options(active))
             notes = ["the conversation had been ended to make room for others; it begins anew"] if was_ended else []
-            await self._pass_on(active, stream, images, fetched_s, notes)
+            await self._pass_on(active, go_on, images, fetched_s, notes)
         finally:
             self._conversations.end_turn(key)
 
     async def _pass_on(
         self,
         active: ActiveRequest,
-        stream: AsyncAnswerStream,
+        ask: Callable[[], AsyncAnswerStream],
         images: Sequence[RequestImage],
         fetched_s: float,
         notes: list[str],
     ) -> None:
-        active.stream = stream
-        add = active.writer.add if active.request.stream else None
-        async with stream:
-            async for token in stream:
-                if token.kind == "text" and add is not None:
-                    add(token.text)
-            answer = await stream.answer()
+        while True:
+            try:
+                answer = await self._read(active, ask())
+                break
+            except QueueFull:  # it was taken, and who asks knows that; others who use the runtime are before it
+                if active.limit_s - time.monotonic() <= _AGAIN_S:
+                    raise DeadlineExceeded(active.deadline_ms / 1000, stage="queue") from None
+            await asyncio.sleep(_AGAIN_S)
+            if active.abort_reason is not None:
+                raise Cancelled(stage="queue")
         degraded = [*answer.degraded, *notes]
         usage = {
             "prompt_tokens": answer.usage.prompt_tokens,
@@ -134,6 +147,17 @@ class Answering:
                 frame=frame,
             )
         )
+
+    @staticmethod
+    async def _read(active: ActiveRequest, stream: AsyncAnswerStream) -> Answer:
+        """Pass the text of an answer on while it comes."""
+        active.stream = stream
+        add = active.writer.add if active.request.stream else None
+        async with stream:
+            async for token in stream:
+                if token.kind == "text" and add is not None:
+                    add(token.text)
+            return await stream.answer()
 
     def _timings(
         self, active: ActiveRequest, answer: Answer, images: Sequence[RequestImage], fetched_s: float

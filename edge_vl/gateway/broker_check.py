@@ -12,6 +12,7 @@ from typing import Literal
 from edge_vl.errors import BrokerError, BrokerReason
 from edge_vl.gateway.config import GatewayConfig
 from edge_vl.gateway.finding import Finding
+from edge_vl.gateway.write_rules import may_not_write
 from edge_vl.mqtt.opener import Opener
 from edge_vl.mqtt.packet import Inbound, Outbound
 from edge_vl.mqtt.paho_client import check_installed
@@ -94,7 +95,11 @@ class _Check:
             self._problem(f"it does not let this user subscribe to {one}")
         status = await self._next(topics.status, 0.3)
         if status is not None and status.payload == b"online":
-            self._add("note", f"a gateway named {topics.node} is online there; only one of a name may run")
+            self._problem(
+                f"a gateway named {topics.node} is online there, or ended so shortly ago that the broker does not know "
+                "yet; only one of a name may run: give this one another node.name, or stop that one first",
+                "taken_over",
+            )
         await connection.unsubscribe([one for one in (*filters, topics.request) if one not in refused])
 
     async def _try_messages(self, connection: Connection) -> None:
@@ -107,12 +112,18 @@ class _Check:
             return
         started_s = time.monotonic()
         reason = await self._publish(connection, b"plain")
-        if reason is None or reason >= 128:
-            self._problem(f"it does not let this user publish to {self._topics.base}/response/...")
+        if reason is None:
+            self._problem(f"it does not confirm a message to {self._topics.base}/response/... within {_WAIT_S:g} s")
+            return
+        if reason >= 128:
+            self._problem(self._may_not_write())
             return
         rtt_ms = (time.monotonic() - started_s) * 1000
         if await self._next(self._topic, _WAIT_S) is None:
-            self._problem(f"a message to {self._topics.base}/response/... does not arrive")
+            self._problem(
+                f"a message to {self._topics.base}/response/... does not arrive: {self._may_not_write()}; or they do "
+                "not let it read there"
+            )
             return
         self._add("ok", f"a message is confirmed after {rtt_ms:.1f} ms")
         await self._publish(connection, b"kept", is_retained=True)
@@ -127,6 +138,9 @@ class _Check:
         else:
             self._problem("it does not keep retained messages: nobody will see whether the gateway is online")
         await self._try_shared(connection)
+
+    def _may_not_write(self) -> str:
+        return may_not_write(self._config.broker.username, f"{self._topics.base}/...")
 
     async def _try_shared(self, connection: Connection) -> None:
         """See whether a shared subscription gets messages; some brokers only say so."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import unicodedata
 from typing import Literal, get_args
@@ -19,6 +20,7 @@ __all__ = [
     "read_question",
     "shown_every_s",
     "shown_on_off",
+    "unknown_command",
 ]
 
 Command = Literal["enabled", "question", "every_s", "ask"]
@@ -34,7 +36,11 @@ MAX_EVERY_S = 86_400.0
 
 _NUMBER = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?")
 
-_NOT_IN_A_LINE = frozenset({"Cc", "Zl", "Zp"})
+_NOT_SHOWN = frozenset({"Cc", "Cf", "Co", "Cn", "Zl", "Zp"})
+"""Categories of characters that are not seen: a question of these looks like another one, or like none."""
+
+_JOINERS = frozenset("\u200c\u200d")
+"""Format characters that words of some languages and joined emoji need; alone they are no question."""
 
 _MAX_BYTES = 4 * MAX_QUESTION_CHARS
 
@@ -66,8 +72,10 @@ def read_question(payload: bytes, field: Command = "question") -> str:
             raise RequestError(f"{field} is text in UTF-8", field=field) from None
     if not 1 <= len(text) <= MAX_QUESTION_CHARS:
         raise RequestError(f"{field} is a question of 1 to {MAX_QUESTION_CHARS} characters", field=field)
-    if any(unicodedata.category(character) in _NOT_IN_A_LINE for character in text):
-        raise RequestError(f"{field} is one line without control characters", field=field)
+    if any(unicodedata.category(character) in _NOT_SHOWN and character not in _JOINERS for character in text):
+        raise RequestError(f"{field} is one line without control or other characters that are not seen", field=field)
+    if not any(unicodedata.category(character)[0] in "LNPS" for character in text):
+        raise RequestError(f"{field} is a question of 1 to {MAX_QUESTION_CHARS} characters", field=field)
     return text
 
 
@@ -83,6 +91,13 @@ def read_every_s(payload: bytes) -> float | None:
             f"every_s is a number of seconds from 0 (as fast as it goes) to {MAX_EVERY_S:.0f}", field="every_s"
         )
     return float(text) or None
+
+
+def unknown_command(name: str) -> str:
+    """Return what is told about a command that there is not."""
+    close = difflib.get_close_matches(name, COMMANDS, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"there is {', '.join(COMMANDS)}"
+    return f"there is no command {name!r:.80}; {hint}"
 
 
 def shown_on_off(is_on: bool) -> str:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,7 +17,7 @@ from edge_vl.asking import AskOptions
 from edge_vl.async_answer_stream import AsyncAnswerStream
 from edge_vl.backoff import Backoff
 from edge_vl.debounce import Debounce
-from edge_vl.errors import Cancelled, DeadlineExceeded, EdgeVLError, QueueFull, SourceError
+from edge_vl.errors import Cancelled, DeadlineExceeded, EdgeVLError, QueueFull, RequestError, SourceError
 from edge_vl.frame import Frame
 from edge_vl.gateway.camera_commands import (
     COMMANDS,
@@ -28,16 +28,17 @@ from edge_vl.gateway.camera_commands import (
     read_question,
     shown_every_s,
     shown_on_off,
+    unknown_command,
 )
-from edge_vl.gateway.camera_reports import Moment, Outcome, wall_time
-from edge_vl.gateway.camera_status import CameraStatusReader
+from edge_vl.gateway.camera_reporter import CameraReporter
+from edge_vl.gateway.camera_reports import Outcome
 from edge_vl.gateway.camera_turns import CameraTurns, Turn
 from edge_vl.gateway.camera_voice import CameraVoice, Outlet
 from edge_vl.gateway.config import CameraConfig, WhenConfig
 from edge_vl.gateway.motion_look import MotionLook
 from edge_vl.mqtt.json_writing import encode
 from edge_vl.mqtt.node_messages import CameraStateMessage, CameraStats
-from edge_vl.mqtt.packet import Inbound, Outbound, QoS
+from edge_vl.mqtt.packet import Inbound, Outbound
 from edge_vl.mqtt.topics import NodeTopics
 from edge_vl.rate_limited_log import RateLimitedLog
 from edge_vl.sources.source import LiveSource
@@ -55,9 +56,6 @@ POLL_S = 0.02
 
 IDLE_S = 0.2
 """How long to wait when nothing is due, and from one look at the camera's state to the next."""
-
-STATE_S = 5.0
-"""Least seconds between two states in which only numbers differ."""
 
 WHEN_MAX_TOKENS = 16
 """Of the answer to a yes/no question: its first word is what counts."""
@@ -106,30 +104,28 @@ class CameraDesk:
         self._stream: AsyncAnswerStream | None = None
         self._wake = asyncio.Event()
         self._closed = asyncio.Event()
-        self._status = CameraStatusReader(source, is_enabled=config.is_enabled)
-        self._told: CameraStateMessage | None = None
-        self._told_s = 0.0
-        self._is_state_stale = True
+        self._reporter = CameraReporter(config.name, source, is_enabled=config.is_enabled)
+        self._answered_index: int | None = None
         self._num_answers = self._num_errors = self._num_dropped = self._num_failures = 0
 
-    def filters(self) -> Mapping[str, QoS]:
-        """Return what the session has to subscribe to."""
-        return {f"{self._base}+/set": 1}
-
     def handle(self, inbound: Inbound) -> bool:
-        """Follow a command; False: the message is not for this camera. Never raises."""
+        """Follow a command, sent to its topic `<command>/set`; False: it is not for this camera. Never raises."""
         what = inbound.topic.removeprefix(self._base)
         if what == inbound.topic or not what.endswith("/set"):
             return False
         command: Command | None = next((name for name in COMMANDS if what == f"{name}/set"), None)
         if command is None:
-            self._rated_log.warning("unknown", "camera %s: there is no such command", self._config.name)
+            error = RequestError(unknown_command(what.removesuffix("/set")), field="command")
+            self._rated_log.warning("unknown", "camera %s: %s", self._config.name, error)
+            if not inbound.is_retained:
+                self._voice.tell_error(error)
         elif inbound.is_retained:
             self._rated_log.warning("retained", "camera %s: a retained command is ignored", self._config.name)
         else:
             try:
                 self._follow(command, inbound.payload)
             except EdgeVLError as error:
+                self._rated_log.warning(command, "camera %s: a command was refused: %s", self._config.name, error)
                 self._voice.tell_error(error)
             self._post_command_state(command)
             self._wake.set()
@@ -158,10 +154,12 @@ class CameraDesk:
 
     async def run(self) -> None:
         """Watch until it is closed. Raises nothing but the cancellation of its task."""
-        self._status.switch(self._turns.is_enabled)
+        self._reporter.switch(self._turns.is_enabled)
         loops = [self._forever(self._take_turn), self._forever(self._report)]
         if self._config.on_motion:
-            motion = MotionLook(self._source, self._config.max_silence_s, on_pass=self._passed)
+            motion = MotionLook(
+                self._source, self._config.max_silence_s, on_pass=self._passed, on_motion=self._tell_motion
+            )
             loops.append(self._forever(motion.look))
         tasks = [asyncio.create_task(loop) for loop in loops]
         try:
@@ -193,7 +191,6 @@ class CameraDesk:
             self._voice.tell_error(SourceError("the camera has no frame now; its state says why"))
             self._post_command_state("ask")
             return
-        last_index = self._turns.last_index
         turn = self._turns.next(frame, time.monotonic())
         del frame
         if turn is None:
@@ -203,7 +200,7 @@ class CameraDesk:
                 await asyncio.wait_for(self._wake.wait(), POLL_S if is_due else IDLE_S)
             return
         try:
-            await self._answer(turn, last_index)
+            await self._answer(turn)
         except QueueFull:
             self._turns.put_back(turn)
             await asyncio.sleep(POLL_S)
@@ -211,12 +208,9 @@ class CameraDesk:
             if turn.trigger == "ask":
                 self._post_command_state("ask")
 
-    async def _answer(self, turn: Turn, last_index: int) -> None:
+    async def _answer(self, turn: Turn) -> None:
         """Put a turn's questions, one after the other; tell what came of it."""
         config, outcome = self._config, Outcome(time.monotonic())
-        if last_index >= 0 and turn.trigger != "ask":
-            outcome.num_dropped = max(0, turn.frame.index - last_index - 1)
-            self._num_dropped += outcome.num_dropped
         changes: list[tuple[WhenConfig, bool]] = []
         try:
             if turn.question:
@@ -241,13 +235,17 @@ class CameraDesk:
             self._voice.tell_error(error)
         if outcome.first is not None:
             outcome.when = {name: debounce.state for name, debounce in self._when.items()}
+            if self._answered_index is not None:
+                outcome.num_dropped = max(0, turn.frame.index - self._answered_index - 1)
+                self._num_dropped += outcome.num_dropped
+            self._answered_index = turn.frame.index
             self._num_answers += 1
             self._voice.tell_answer(turn, outcome)
             if config.snapshot:
                 await self._voice.tell_snapshot(turn.frame, config.snapshot_max_px)
         for when, value in changes:
             self._voice.tell_event("when", name=when.name, value=value, frame=turn.frame.index)
-            self._is_state_stale = True
+            self._reporter.note_change()
 
     async def _ask(self, turn: Turn, question: str, max_tokens: int) -> Answer | None:
         """Put one question about the turn's frame; None: it was not answered in time, which is told."""
@@ -282,50 +280,35 @@ class CameraDesk:
             self._turns.every_s = read_every_s(payload)
         else:
             self._turns.ask("" if payload == PRESS.encode() else read_question(payload, "ask"))
-        self._is_state_stale = True
+        self._reporter.note_change()
 
     def _switch(self, is_enabled: bool) -> None:
         self._turns.enable(is_enabled)
-        self._status.switch(is_enabled)
+        self._reporter.switch(is_enabled)
         if not is_enabled and self._stream is not None:
             self._stream.cancel()
 
-    def _passed(self, frame: Frame, has_moved: bool) -> None:
+    def _passed(self, _frame: Frame) -> None:
         self._turns.moved()
         self._wake.set()
-        if has_moved and self._turns.is_enabled:
-            self._voice.tell_event("motion", frame=frame.index)
+
+    def _tell_motion(self, has_begun: bool, index: int) -> None:
+        self._voice.tell_event("motion", value=has_begun, frame=index)
 
     async def _report(self) -> None:
         """Tell how the camera is, if that has changed."""
-        before, state, now_s = self._told, self._current_state(), time.monotonic()
-        is_other = before is None or state.status != before.status or state.connections > before.connections
-        if is_other:
-            self._tell_status(before, state)
-        has_news = before is None or _without_clocks(before) != _without_clocks(state)
-        if is_other or self._is_state_stale or (has_news and now_s - self._told_s >= STATE_S):
-            self._is_state_stale = False
-            self._told, self._told_s = state, now_s
+        state = self._current_state()
+        for type, reason in self._reporter.events(state):
+            self._voice.tell_event(type, reason=reason)
+        if self._reporter.is_due(state):
             self._voice.say("state", encode(state), "latest", is_retained=True)
+        self._voice.tell_left_out_errors()
         await asyncio.sleep(IDLE_S)
 
     def _current_state(self) -> CameraStateMessage:
-        camera, frame, moment = self._status.read(), self._source.latest(), Moment.now()
         every_s = self._turns.every_s
-        return CameraStateMessage(
-            camera=self._config.name,
-            status=camera.status,
-            reason=camera.reason,
-            since=wall_time(self._status.since_wall_s),
-            at=moment.at,
-            t_ms=moment.t_ms,
-            fps=round(camera.fps, 1),
-            age_ms=None if frame is None else max(0, moment.t_ms - int(frame.captured_s * 1000)),
-            width=camera.width,
-            height=camera.height,
-            frames=camera.num_frames,
-            bad=camera.num_bad,
-            connections=camera.num_connections,
+        return msgspec.structs.replace(
+            self._reporter.look(),
             answers=self._num_answers,
             errors=self._num_errors,
             enabled=self._turns.is_enabled,
@@ -333,14 +316,6 @@ class CameraDesk:
             every_ms=None if every_s is None else round(every_s * 1000),
             when={name: debounce.state for name, debounce in self._when.items()},
         )
-
-    def _tell_status(self, before: CameraStateMessage | None, state: CameraStateMessage) -> None:
-        """Tell a change of status; also that it was offline and came back between two looks."""
-        is_back = before is not None and before.status == state.status == "online"
-        if is_back:
-            self._voice.tell_event("offline", reason="the connection was lost for a moment")
-        if state.status in ("online", "offline", "disabled"):
-            self._voice.tell_event(state.status, reason=state.reason)
 
     def _post_command_state(self, command: Command) -> None:
         self._voice.post(self._command_state(command), "latest")
@@ -354,7 +329,3 @@ class CameraDesk:
             "ask": "waiting" if turns.num_asks else "idle",
         }[command]
         return self._voice.message(f"{command}/state", shown.encode(), is_retained=True, content_type="text/plain")
-
-
-def _without_clocks(state: CameraStateMessage) -> CameraStateMessage:
-    return msgspec.structs.replace(state, at="", t_ms=0, age_ms=None, fps=round(state.fps))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,7 +22,12 @@ if TYPE_CHECKING:
 __all__ = ["EVERY_ERROR_S", "ErrorReports", "Moment", "Outcome", "answer_message", "wall_time"]
 
 EVERY_ERROR_S = 10.0
-"""Least seconds between two error events of one kind."""
+"""Seconds in which one more error event of a kind may be sent."""
+
+ERRORS_AT_ONCE = 5
+"""Error events of a kind that may be sent at once."""
+
+_MAX_KINDS = 64
 
 MAX_TEXT_BYTES = 96_000
 """Of an answer's text as JSON: brokers of clouds take messages of 128 KB."""
@@ -59,7 +65,7 @@ class Outcome:
         answer: to the question; None: none was asked, or it failed.
         first: the first answer that came, to whichever question.
         when: what the yes/no questions say by now.
-        num_dropped: frames passed over since the last turn.
+        num_dropped: frames passed over since the last answer, whatever it was about.
     """
 
     started_s: float
@@ -131,26 +137,69 @@ def _fitting(text: str) -> str:
     return text
 
 
+@dataclass(slots=True)
+class _ErrorKind:
+    """What is remembered of errors of one kind.
+
+    Attributes:
+        credit: events that may be sent at once.
+        t_ms: when the credit was right.
+        last: the one that was left out last; None: the last one was sent.
+        num_left_out: since the last one that was sent.
+    """
+
+    credit: float
+    t_ms: int
+    last: CameraEvent | None = None
+    num_left_out: int = 0
+
+
 class ErrorReports:
-    """Makes error events, at most one of each kind in ten seconds; the next one says how many were left out."""
+    """Makes error events: a few of each kind at once, then one in ten seconds; that says how many were left out.
 
-    def __init__(self, camera: str) -> None:
+    A kind is the type of an error and the field that it is about.
+    """
+
+    def __init__(self) -> None:
         """Begin with none told."""
-        self._camera = camera
-        self._told: dict[str, tuple[int, int]] = {}  # a kind, when in milliseconds, and how many were left out since
+        self._kinds: OrderedDict[tuple[str, str | None], _ErrorKind] = OrderedDict()
 
-    def event(self, facts: ErrorFacts, moment: Moment) -> CameraEvent | None:
-        """Return the event for an error; None: it is too soon."""
-        last_ms, num_left_out = self._told.get(facts.type, (None, 0))
-        if last_ms is not None and moment.t_ms - last_ms < EVERY_ERROR_S * 1000:
-            self._told[facts.type] = (last_ms, num_left_out + 1)
+    def event(self, camera: str, facts: ErrorFacts, moment: Moment) -> CameraEvent | None:
+        """Return the event for an error; None: it is too soon.
+
+        Args:
+            camera: its name.
+            facts: what is told about the error.
+            moment: when it happened.
+        """
+        key = (facts.type, facts.param)
+        kind = self._kinds.setdefault(key, _ErrorKind(ERRORS_AT_ONCE, moment.t_ms))
+        self._kinds.move_to_end(key)
+        if len(self._kinds) > _MAX_KINDS:
+            self._kinds.popitem(last=False)
+        event = CameraEvent(camera=camera, type="error", at=moment.at, t_ms=moment.t_ms, error=facts)
+        num_left_out = kind.num_left_out
+        if not _may_tell(kind, moment):
+            kind.last, kind.num_left_out = event, num_left_out + 1
             return None
-        self._told[facts.type] = (moment.t_ms, 0)
-        return CameraEvent(
-            camera=self._camera,
-            type="error",
-            at=moment.at,
-            t_ms=moment.t_ms,
-            error=facts,
-            suppressed=num_left_out,
-        )
+        kind.last, kind.num_left_out = None, 0
+        return msgspec.structs.replace(event, suppressed=num_left_out)
+
+    def left_out(self, moment: Moment) -> list[CameraEvent]:
+        """Return the last event of each kind of which some were left out, as soon as it may be told."""
+        events = []
+        for kind in self._kinds.values():
+            if kind.last is not None and _may_tell(kind, moment):
+                events.append(msgspec.structs.replace(kind.last, suppressed=kind.num_left_out - 1))
+                kind.last, kind.num_left_out = None, 0
+        return events
+
+
+def _may_tell(kind: _ErrorKind, moment: Moment) -> bool:
+    """Say whether one more event may be sent, and take it as sent."""
+    kind.credit = min(ERRORS_AT_ONCE, kind.credit + (moment.t_ms - kind.t_ms) / (EVERY_ERROR_S * 1000))
+    kind.t_ms = moment.t_ms
+    if kind.credit < 1:
+        return False
+    kind.credit -= 1
+    return True

@@ -5,10 +5,18 @@ from __future__ import annotations
 import time
 from typing import Protocol, runtime_checkable
 
+from edge_vl.frame import Frame
 from edge_vl.sources.camera_state import CameraState, CameraStatus
-from edge_vl.sources.source import LiveSource
 
-__all__ = ["CameraStatusReader"]
+__all__ = ["CameraStatusReader", "HasLatest"]
+
+
+class HasLatest(Protocol):
+    """What keeps its newest frame: any live source."""
+
+    def latest(self) -> Frame | None:
+        """Return the newest frame; None: there is none now."""
+        ...
 
 
 @runtime_checkable
@@ -32,7 +40,7 @@ class CameraStatusReader:
     A source that cannot tell its state is `online` while it has a frame, and `connecting` before.
     """
 
-    def __init__(self, source: LiveSource, *, is_enabled: bool) -> None:
+    def __init__(self, source: HasLatest, *, is_enabled: bool) -> None:
         """Begin to look.
 
         Args:

@@ -49,7 +49,7 @@ class CameraVoice:
         self._camera = camera
         self._base = topics.camera(camera, "")
         self._outlet = outlet
-        self._errors = ErrorReports(camera)
+        self._errors = ErrorReports()
         self._snapshot: asyncio.Future[float] | None = None
 
     def message(
@@ -104,6 +104,11 @@ class CameraVoice:
 
     def tell_error(self, error: Exception) -> None:
         """Send an error as an event, unless one of its kind was sent just before."""
-        event = self._errors.event(error_facts(error), Moment.now())
+        event = self._errors.event(self._camera, error_facts(error), Moment.now())
         if event is not None:
+            self.say("event", encode(event), "delta")
+
+    def tell_left_out_errors(self) -> None:
+        """Send what was left out, as soon as it may be told; to be called from time to time."""
+        for event in self._errors.left_out(Moment.now()):
             self.say("event", encode(event), "delta")

@@ -10,15 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from edge_vl.errors import EdgeVLError, SinkError, SourceError
+from edge_vl.errors import EdgeVLError, RequestError, SourceError
 from edge_vl.gateway.broker_check import check_broker
 from edge_vl.gateway.config import CameraConfig, GatewayConfig, ModelConfig
 from edge_vl.gateway.finding import Finding
-
 __all__ = ["check_gateway"]
 
 _MAX_AT_ONCE = 4
 _OLD_S = 1.0
+_LOOK_S = 0.1
 
 
 def check_gateway(config: GatewayConfig, notes: Sequence[str] = ()) -> Iterator[Finding]:
@@ -99,7 +99,10 @@ def _check_folders(config: GatewayConfig) -> Iterator[Finding]:
     trouble = _write_trouble(config.state_dir)
     if trouble:
         yield Finding.problem(
-            "state", SinkError(f"{config.state_dir} cannot be written ({trouble}); see node.state_dir")
+            "state",
+            RequestError(
+                f"{config.state_dir} cannot be written ({trouble}); see node.state_dir", field="node.state_dir"
+            ),
         )
     else:
         yield Finding("ok", "state", f"{config.state_dir} can be written")
@@ -122,7 +125,7 @@ def _check_camera(camera: CameraConfig) -> list[Finding]:
 
 
 def _first_frame(camera: CameraConfig, subject: str) -> Iterator[Finding]:
-    from edge_vl.sources.open import open_source
+    from edge_vl.sources.open import open_source, shown_source
     from edge_vl.sources.pictures_source import PicturesSource
 
     limit_s = camera.settings.open_timeout_s + camera.settings.read_timeout_s
@@ -141,7 +144,8 @@ def _first_frame(camera: CameraConfig, subject: str) -> Iterator[Finding]:
         ended_s = time.monotonic()
         if frame is None:
             reason = getattr(getattr(source, "state", None), "reason", "") or f"no frame within {limit_s:g} s"
-            raise SourceError(f"{camera.source}: {reason}")
+            shown = shown_source(camera.source)
+            raise SourceError(reason if shown in reason else f"{shown}: {reason}")
     finally:
         source.close()
     height, width = frame.pixels.shape[:2]
@@ -155,5 +159,16 @@ def _first_frame(camera: CameraConfig, subject: str) -> Iterator[Finding]:
 
 
 def _newest(source: Any, limit_s: float) -> Any:
-    """Return a frame of a live source that came in time, or the first one of any other."""
-    return source.wait_newer(-1, limit_s) if hasattr(source, "wait_newer") else next(iter(source), None)
+    """Return a frame of a live source that came in time, or the first one of any other.
+
+    A camera that could not be opened is not waited for any longer.
+    """
+    if not hasattr(source, "wait_newer"):
+        return next(iter(source), None)
+    until_s = time.monotonic() + limit_s
+    while (left_s := until_s - time.monotonic()) > 0:
+        frame = source.wait_newer(-1, min(left_s, _LOOK_S))
+        state = getattr(source, "state", None)
+        if frame is not None or (state is not None and state.status == "offline" and state.num_failures > 0):
+            return frame
+    return None

@@ -8,6 +8,11 @@ moment: whoever knows that one has ended publishes its release again, and the wo
 others it goes on. When a member comes `online`, the others publish their open claims, since it has missed what happened
 before.
 
+MQTT does not say who has sent a message, so what can be checked is checked: a claim counts when the node that it names
+is online, its info names this group and that `boot_id`, and its reply topic is not that of another node or request. A
+release counts for a claim that is known; for one of this worker's own, only after it has asked. Whoever may write any
+status and info can still pretend all of that: only the broker's access list keeps him from it.
+
 All of this rests on a broker that delivers in order what one client publishes. Two ends reach the client of a worker
 that is lost between the last message and the release, or whose request was ended by one that is lost itself by the
 time it is asked; none, when all who knew of the claim are lost at once.
@@ -28,6 +33,8 @@ ClaimKey = tuple[str, str]
 
 MAX_MEMBERS = 1024
 """Nodes that are remembered."""
+
+_MAX_STATUS_CHARACTERS = 16
 
 MAX_CLAIM_S = 86_400.0
 """How long a claim without a deadline is remembered."""
@@ -61,7 +68,14 @@ class ClaimLedger:
     """What one worker knows of its group. Statuses, infos and claims are noted in the order in which they come."""
 
     def __init__(
-        self, node: str, boot_id: str, group: str, *, clock: Callable[[], float], max_claims: int = 2048
+        self,
+        node: str,
+        boot_id: str,
+        group: str,
+        *,
+        clock: Callable[[], float],
+        prefix: str = "edge_vl",
+        max_claims: int = 2048,
     ) -> None:
         """Begin with nothing known.
 
@@ -70,18 +84,21 @@ class ClaimLedger:
             boot_id: of this run of it.
             group: its group.
             clock: the monotonic one.
+            prefix: of all topics.
             max_claims: of others that are remembered, and as many that have ended.
         """
         self._node = node
         self._boot_id = boot_id
         self._group = group
         self._clock = clock
+        self._prefix = prefix
         self._max_claims = max_claims
         self._number = 0
         self._members: OrderedDict[str, _Member] = OrderedDict()
         self._others: OrderedDict[ClaimKey, _Noted] = OrderedDict()
         self._ended: OrderedDict[ClaimKey, None] = OrderedDict()
         self._own: dict[ClaimKey, Claim] = {}
+        self._asked: set[ClaimKey] = set()  # of the own ones: another may have ended them
         self._own_online_number: int | None = None  # None: the broker has not said so on this connection
 
     # What is mine
@@ -92,8 +109,13 @@ class ClaimLedger:
 
     def close(self, key: ClaimKey) -> None:
         """Note that a request of this worker has ended, and that the broker has its release."""
+        self._asked.discard(key)
         if self._own.pop(key, None) is not None:
             self._note_ended(key)
+
+    def ask(self) -> None:
+        """Note that the others are asked which of the open requests they have ended."""
+        self._asked.update(self._own)
 
     @property
     def own(self) -> tuple[Claim, ...]:
@@ -110,22 +132,20 @@ class ClaimLedger:
         """Note a claim or a release from the topic.
 
         Returns:
-            The key of a request of this worker that has been ended, by itself or by another; None: something else.
+            The key of a request of this worker that another has ended; None: something else.
         """
         key = claim_key(claim)
-        is_own = claim.node == self._node and claim.boot_id == self._boot_id
+        if claim.node == self._node:
+            is_told = claim.released and claim.boot_id == self._boot_id and key in self._asked
+            return key if is_told else None
         if claim.released:
-            self._others.pop(key, None)
-            if is_own and key in self._own:
-                return key
-            self._note_ended(key)
+            noted = self._others.get(key)
+            if noted is not None and (noted.claim.node, noted.claim.boot_id) == (claim.node, claim.boot_id):
+                del self._others[key]
+                self._note_ended(key)
             return None
-        if is_own or key in self._ended:
+        if key in self._own or key in self._ended or not self._is_credible(claim):
             return None
-        member = self._member(claim.node)
-        member.group = self._group
-        if not member.boot_id:
-            member.boot_id = claim.boot_id
         self._number += 1
         wait_s = MAX_CLAIM_S if claim.deadline_ms is None else min(claim.deadline_ms / 1000, MAX_CLAIM_S)
         self._others[key] = _Noted(claim, self._number, self._clock() + wait_s)
@@ -145,17 +165,25 @@ class ClaimLedger:
                 self._own_online_number = self._number
             return
         member = self._member(node)
+        if member is None:
+            return
         if status == "online" and member.status != "online":
             self._number += 1
             member.online_number = self._number
-        member.status = status
+        member.status = status[:_MAX_STATUS_CHARACTERS]
 
     def note_info(self, node: str, boot_id: str, group: str | None) -> None:
         """Note which group a node belongs to, and which of its runs it is."""
         if node == self._node:
             return
         member = self._member(node)
-        member.boot_id, member.group = boot_id, group
+        if member is not None:
+            member.boot_id, member.group = boot_id, group
+
+    def is_member(self, node: str) -> bool:
+        """Whether a node's info names this group."""
+        member = self._members.get(node)
+        return member is not None and member.group == self._group
 
     def has_ended(self, claim: Claim) -> bool:
         """Whether what another worker claims has ended already, so that it must be told."""
@@ -194,9 +222,19 @@ class ClaimLedger:
 
     def _is_orphan(self, claim: Claim) -> bool:
         member = self._members.get(claim.node)
-        if member is None:
-            return claim.node == self._node  # of a former run of this worker
-        return member.is_gone or member.boot_id not in ("", claim.boot_id)
+        return member is not None and (member.is_gone or member.boot_id != claim.boot_id)
+
+    def _is_credible(self, claim: Claim) -> bool:
+        """Say whether the worker that a claim names may have made it."""
+        member = self._members.get(claim.node)
+        if member is None or member.group != self._group or member.boot_id != claim.boot_id:
+            return False
+        if member.status != "online":
+            return False
+        levels = claim.reply_to.removeprefix(f"{self._prefix}/").split("/")
+        if claim.reply_to.startswith(f"{self._prefix}/") and len(levels) == 4 and levels[1] == "response":
+            return levels[0] == claim.node and levels[3] == claim.id
+        return True
 
     def _is_first(self, noted: _Noted) -> bool:
         """Say whether no other member that knows of the claim has a smaller name.
@@ -211,12 +249,17 @@ class ClaimLedger:
             if name != noted.claim.node
         )
 
-    def _member(self, node: str) -> _Member:
+    def _member(self, node: str) -> _Member | None:
+        """Return what is known of a node; None where there are too many. Those of this group are not forgotten."""
         member = self._members.get(node)
-        if member is None:
-            member = self._members[node] = _Member()
-            if len(self._members) > MAX_MEMBERS:
-                self._members.popitem(last=False)
+        if member is not None:
+            return member
+        if len(self._members) >= MAX_MEMBERS:
+            stranger = next((name for name, one in self._members.items() if one.group != self._group), None)
+            if stranger is None:
+                return None
+            del self._members[stranger]
+        member = self._members[node] = _Member()
         return member
 
     def _note_ended(self, key: ClaimKey) -> None:

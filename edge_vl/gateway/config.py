@@ -99,7 +99,9 @@ class Limits:
         max_per_client: requests of one client that may wait or run.
         max_request_bytes: of a request's JSON.
         max_image_bytes: of a picture, however it comes.
-        max_images_bytes: of all raw pictures that wait for their request.
+        max_images_bytes: of all raw pictures that wait for their request, and of the pictures of one request.
+        max_image_mpx: millions of pixels of a picture, and of all that are decoded at the same time, each of which
+            takes 10 to 20 bytes meanwhile. 25: phones take pictures of 12 or 24, a frame in 4K has 8.3.
         image_wait_s: how long a raw picture waits for its request.
         max_conversations: conversations kept at once; the one unused longest ends first.
         max_tokens: most that a request may ask for.
@@ -115,6 +117,7 @@ class Limits:
     max_request_bytes: int = 131_072
     max_image_bytes: int = 16_777_216
     max_images_bytes: int = 67_108_864
+    max_image_mpx: float = 25.0
     image_wait_s: float = 60.0
     max_conversations: int = 16
     max_tokens: int = 1024

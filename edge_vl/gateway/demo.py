@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 
 from edge_vl.gateway.config import CameraConfig, GatewayConfig, WhenConfig
-from edge_vl.gateway.demo_broker import DemoBroker
+from edge_vl.gateway.demo_broker import DEFAULT_PORT, DemoBroker
 from edge_vl.mqtt.broker_settings import BrokerSettings
 
 __all__ = ["CAMERA", "NODE", "demo_config", "lines_to_try", "run_demo"]
@@ -34,6 +34,8 @@ def run_demo(port: int | None = None, *, say: Callable[[str], object] | None = N
     """
     tell = say if say is not None else lambda line: print(line, file=sys.stderr, flush=True)
     with DemoBroker(port) as broker:
+        if broker.is_other_port:
+            tell(f"edge-vl: port {DEFAULT_PORT} is taken by another broker, so {broker.port}; use the lines below")
         from edge_vl.gateway.service import run_gateway
 
         tell("edge-vl: loading the bundled model ...")

@@ -29,6 +29,7 @@ class DemoBroker:
 
     Attributes:
         port: where it listens, once it runs.
+        is_other_port: whether that is another one than usual, because the usual one is taken.
     """
 
     def __init__(self, port: int | None = None) -> None:
@@ -37,7 +38,8 @@ class DemoBroker:
         Args:
             port: None: 1883, or any free one where that is taken.
         """
-        self.port = port if port is not None else DEFAULT_PORT if _is_free(DEFAULT_PORT) else _free_port()
+        self.is_other_port = port is None and not _is_free(DEFAULT_PORT)
+        self.port = _free_port() if self.is_other_port else DEFAULT_PORT if port is None else port
         self._loop: asyncio.AbstractEventLoop | None = None
         self._broker: Any = None
         self._thread: threading.Thread | None = None

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
+from edge_vl.errors import BrokerError
 from edge_vl.gateway.answering import Answering
 from edge_vl.gateway.camera_desk import CameraDesk
 from edge_vl.gateway.config import GatewayConfig
@@ -18,8 +19,11 @@ from edge_vl.gateway.group_desk import GroupDesk
 from edge_vl.gateway.image_shelf import ImageShelf
 from edge_vl.gateway.journal import Journal
 from edge_vl.gateway.node_state import NodeState
+from edge_vl.gateway.presence_watch import PresenceWatch
+from edge_vl.gateway.ready_line import ready_line
 from edge_vl.gateway.request_desk import RequestDesk
 from edge_vl.gateway.request_images import RequestImages
+from edge_vl.gateway.stray_commands import StrayCommands
 from edge_vl.home_assistant.announcer import Announcer
 from edge_vl.mqtt.json_writing import encode
 from edge_vl.mqtt.node_messages import CameraStats, LinkStats
@@ -27,7 +31,7 @@ from edge_vl.mqtt.packet import Inbound, Outbound, QoS
 from edge_vl.mqtt.reply_rule import ReplyRule
 from edge_vl.mqtt.session import Session
 from edge_vl.mqtt.topics import GroupTopics, NodeTopics
-from edge_vl.rate_limited_log import RateLimitedLog
+from edge_vl.rate_limited_log import RateLimitedLog, tell_left_out
 from edge_vl.runtime import Runtime
 from edge_vl.sources.source import LiveSource
 
@@ -67,14 +71,25 @@ class Gateway:
         self._on_ready = on_ready
         self._rated_log = RateLimitedLog(_log)
         self._topics = NodeTopics(config.prefix, config.node)
+        self._model = runtime.model.name
+        self._is_ready = False
         self._is_online = False
         self._is_stopping = False
+        self._failure: BrokerError | None = None
         self._stopped = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         sources = {} if cameras is None else dict(cameras)
         boot_id = secrets.token_hex(8)
         limits = config.limits
         self._state = NodeState(config, runtime, boot_id)
+        self._presence = PresenceWatch(
+            self._topics,
+            config.broker.username,
+            boot_id,
+            self._state.started_at,
+            say=self._say_again,
+            leave=self._leave,
+        )
         self._session = Session(
             config.broker,
             filters={},
@@ -83,6 +98,7 @@ class Gateway:
             will=self._status("offline"),
             before_send=self._settle,
             on_state=self._note_link,
+            on_refused=lambda message, reason: self._presence.refused(message, reason),
             outbox_bytes=limits.outbox_mib << 20,
             client_id_stem=f"edge_vl-{config.node}",
         )
@@ -94,7 +110,14 @@ class Gateway:
             clock=asyncio.get_running_loop().time,
         )
         self._conversations = Conversations(runtime, limits.max_conversations)
-        images = RequestImages(sources, config.folders, shelf, self._topics, max_image_bytes=limits.max_image_bytes)
+        images = RequestImages(
+            sources,
+            config.folders,
+            shelf,
+            self._topics,
+            max_image_bytes=limits.max_image_bytes,
+            max_bytes=limits.max_images_bytes,
+        )
         answering = Answering(
             runtime,
             images,
@@ -134,6 +157,7 @@ class Gateway:
             for camera in config.cameras
             if camera.name in sources
         }
+        self._stray = StrayCommands(self._topics, [camera.name for camera in config.cameras], self._session)
         self._announcer = None
         if config.home_assistant.is_enabled:
             self._announcer = Announcer(config, self._topics, self._session, self._states, model=runtime.model.name)
@@ -147,7 +171,7 @@ class Gateway:
         """Serve until `stop`, then return when everything is told.
 
         Raises:
-            BrokerError: the broker cannot be used, and trying again would not help.
+            BrokerError: the broker cannot be used, and trying again would not help; or another gateway has its name.
         """
         await self._session.subscribe(self._filters())
         self._requests.tell_of_crash()
@@ -162,7 +186,10 @@ class Gateway:
             if session.done() and not self._is_stopping:
                 await self.stop()  # the link is lost for good: end what runs
             await session
+            if self._failure is not None:
+                raise self._failure.again()
         finally:
+            self._presence.lost()
             stopped.cancel()
             session.cancel()
             for task in self._tasks:
@@ -189,19 +216,19 @@ class Gateway:
         await self._requests.stop()
         self._is_online = False
         timeout_s = max(_LEAST_SEND_S, until_s - time.monotonic())
-        await self._session.stop(last=[self._status("stopped")], timeout_s=timeout_s)
+        last = [self._status("stopped")] if self._failure is None else []  # the other one of its name is online
+        await self._session.stop(last=last, timeout_s=timeout_s)
         self._stopped.set()
 
     # The link
 
     def _filters(self) -> dict[str, QoS]:
         filters: dict[str, QoS] = dict(self._requests.filters())
+        filters[self._topics.camera("+", "+/set")] = 1
         if self._group is None:
-            filters[self._topics.status] = 1
+            filters |= {self._topics.status: 1, self._topics.info: 1}
         else:
             filters |= self._group.filters()
-        for desk in self._cameras.values():
-            filters |= desk.filters()
         if self._announcer is not None:
             filters |= self._announcer.filters()
         return filters
@@ -227,26 +254,36 @@ class Gateway:
 
     def _note_link(self, state: str, text: str) -> None:
         if state == "connected":
+            if self._journal is not None:
+                self._journal.note_tried()
             _log.info("connected to the broker%s", f": {text}" if text else "")
-            self._on_ready()
-            self._on_ready = lambda: None
+            self._presence.connected()
+            if not self._is_ready:
+                self._is_ready = True
+                _log.info("ready: %s", ready_line(self._config, self._model))
+                self._on_ready()
         elif state == "lost":
-            _log.warning("the connection to the broker is lost%s", f": {text}" if text else "")
+            self._rated_log.warning("lost", "%s", text)
         elif state == "unreachable":
-            self._rated_log.warning("unreachable", "the broker cannot be reached%s", f": {text}" if text else "")
+            self._rated_log.warning("unreachable", "%s", text)
         if state != "connected":
+            self._presence.lost()
             self._is_online = False
             if self._group is not None and not self._is_stopping:
                 self._group.note_away()
 
     def _handle(self, inbound: Inbound) -> None:
         try:
+            if inbound.topic == self._topics.info:
+                self._presence.hear(inbound)
             if self._group is not None and self._group.handle(inbound):
                 return
             if inbound.topic == self._topics.status:
                 self._heal_status(inbound)
                 return
             if self._requests.handle(inbound) or any(desk.handle(inbound) for desk in self._cameras.values()):
+                return
+            if self._stray.handle(inbound):
                 return
             if self._announcer is not None:
                 self._announcer.handle(inbound)
@@ -257,12 +294,23 @@ class Gateway:
             _log.debug("the traceback", exc_info=error)
 
     def _heal_status(self, inbound: Inbound) -> None:
-        """Say again that it is online when a will, late by a dead connection of its own, says otherwise."""
+        """Say again that it is online when a will, late by a dead connection, or anybody else says otherwise."""
         is_own = inbound.topic == self._topics.status
-        if is_own and self._is_online and not self._is_stopping and inbound.payload in (b"offline", b"stopped"):
+        if is_own and self._is_online and not self._is_stopping and inbound.payload != b"online":
             self._session.post(self._status("online"), "latest")
 
+    def _leave(self, failure: BrokerError) -> None:
+        """End, and leave what the broker keeps to the other gateway of this name."""
+        if self._failure is None and not self._is_stopping:
+            self._failure = failure
+            self._keep(self.stop())
+
     # What it says
+
+    def _say_again(self) -> None:
+        if self._is_online and not self._is_stopping:
+            for message in self._states():
+                self._session.post(message, "latest")
 
     def _status(self, status: str) -> Outbound:
         return Outbound(self._topics.status, status.encode(), is_retained=True, content_type="text/plain")
@@ -297,6 +345,7 @@ class Gateway:
     async def _tidy(self) -> None:
         while True:
             await asyncio.sleep(_TIDY_EVERY_S)
+            tell_left_out()
             if self._group is not None:
                 self._group.tidy()
 

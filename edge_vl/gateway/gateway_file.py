@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import re
 import socket
@@ -37,6 +38,9 @@ _log = logging.getLogger(__name__)
 
 _NO_PATH = re.compile(r"\d+|[A-Za-z][A-Za-z0-9+.-]+:.*|synthetic(?:@.*)?", re.DOTALL)
 """Sources that are no paths: numbers of devices, URLs and what has a word and a colon, the synthetic camera."""
+
+_WORDS = ("synthetic", "picamera:0", "csi:0")
+"""Sources that are one word, and easily misspelt."""
 
 Table = Mapping[str, Any]
 Note = Callable[[str], object]
@@ -101,6 +105,12 @@ class _Reader:
 
     def _broker(self, table: Table) -> BrokerSettings:
         url = table["url"]
+        if ":" in url.partition("://")[2].rpartition("@")[0]:
+            why = (
+                "there is a password in it; leave it out there, and name a variable that holds it with "
+                "broker.password_env, or a file with it with broker.password_file"
+            )
+            self._refuse("broker.url", KEYS["broker.url"].expected, "what is not shown", why=why)
         files = {name: self._file(table, name, "broker") for name in ("ca", "cert", "key")}
         password = self._password(table, "broker")
         try:
@@ -113,7 +123,7 @@ class _Reader:
                 client_id=table.get("client_id"),
             )
         except RequestError as error:
-            self._refuse("broker.url", KEYS["broker.url"].expected, masked(url), why=masked(str(error)))
+            self._refuse("broker.url", KEYS["broker.url"].expected, "what is not shown", why=str(error))
         if prefix is not None:
             self._refuse("broker.url", "without a prefix; say it in node.prefix", masked(url))
         for name, file in files.items():
@@ -126,6 +136,12 @@ class _Reader:
         username = table.get("username", settings.username)
         if password is not None and username is None:
             self._refuse("broker.username", "the user whose password is given", "nothing")
+        if username is not None and password is None and settings.cert is None:
+            self._on_note(
+                f"broker.username is {username!r}, and no password is given; most brokers want one: name it with "
+                "broker.password_env or broker.password_file (EDGE_VL_MQTT_PASSWORD counts only where password_env = "
+                '"EDGE_VL_MQTT_PASSWORD")'
+            )
         known = {key: table[key] for key in ("protocol", "keepalive_s", "connect_timeout_s") if key in table}
         return replace(settings, username=username, backoff=self._backoff(table, "broker"), **known)
 
@@ -148,7 +164,7 @@ class _Reader:
         max_fps = values.pop("max_fps", CameraSettings().max_fps)
         for key in ("retry_first_s", "retry_max_s", "rotate_deg", "region", "password_env", "password_file"):
             values.pop(key, None)
-        values["source"] = self._source(table["source"], where)
+        values["source"] = self._source(str(table["source"]), where)
         values["when"] = tuple(WhenConfig(**when) for when in table.get("when", ()))
         password = self._password(table, where)
         if password is not None and "username" not in table:
@@ -175,7 +191,14 @@ class _Reader:
             )
         if masked(source) != source:
             self._on_note(f"{where}.source seems to hold a secret; keep others from reading {self._path}")
-        return source if _NO_PATH.fullmatch(source) else str(self._absolute(source))
+        if _NO_PATH.fullmatch(source):
+            return source
+        path = self._absolute(source)
+        close = difflib.get_close_matches(source.partition("@")[0].lower(), _WORDS, 1, cutoff=0.75)
+        if close and not path.exists():
+            why = f"there is no file {source!r:.60}; did you mean {close[0]}?"
+            self._refuse(f"{where}.source", KEYS["camera[].source"].expected, f"{source!r:.60}", why=why)
+        return str(path)
 
     def _view(self, table: Table, where: str) -> View:
         region = table.get("region")
@@ -199,14 +222,19 @@ class _Reader:
             )
         except RequestError as error:
             key = f"{where}.{error.field}"
-            self._refuse(key, "a password that can be read", str(table.get(error.field)), why=str(error))
+            self._refuse(key, "a password that can be read", "what is not shown", why=str(error))
 
     def _file(self, table: Table, name: str, where: str) -> Path | None:
         if name not in table:
             return None
         file = self._absolute(table[name])
         if not file.is_file():
-            self._refuse(f"{where}.{name}", "the path of a file that is there", str(file))
+            is_shown = name != "password_file"  # it may be the password itself, put into the wrong place
+            self._refuse(
+                f"{where}.{name}",
+                "the path of a file that is there",
+                str(file) if is_shown else "one that is not shown",
+            )
         return file
 
     def _absolute(self, text: str) -> Path:

@@ -35,6 +35,15 @@ def _paths() -> Kind:
     return Kind("a list of paths", lambda value: isinstance(value, list) and all(map(_is_text, value)))
 
 
+def _source() -> Kind:
+    def accepts(value: Any) -> bool:
+        is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        return is_number or _is_text(value)
+
+    expected = "what opens the camera, such as rtsp://host/path, or the number of a webcam"
+    return Kind(expected, accepts, is_required=True, is_secret=True)
+
+
 def _topics() -> Kind:
     return Kind(
         "a list of topics, without wildcards", lambda value: isinstance(value, list) and all(map(_topic, value))
@@ -58,8 +67,8 @@ def _one_of(*words: str) -> Kind:
 KEYS: Mapping[str, Kind] = {
     "broker.url": text(words="mqtt://host:port or mqtts://host:port", is_required=True, is_secret=True),
     "broker.username": text(),
-    "broker.password_env": text(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable"),
-    "broker.password_file": text(words=_A_PATH),
+    "broker.password_env": text(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable", is_secret=True),
+    "broker.password_file": text(words=_A_PATH, is_secret=True),
     "broker.password": refused(_NO_PASSWORD),
     "broker.ca": text(words=_A_PATH),
     "broker.cert": text(words=_A_PATH),
@@ -91,7 +100,7 @@ KEYS: Mapping[str, Kind] = {
     "model.profile": refused("left out: say it in [profile], as id"),
     "profile.id": text(words="auto, the id of a device profile, or the path of a .toml file"),
     "camera[].name": _required_name,
-    "camera[].source": text(words="what opens the camera, such as rtsp://host/path", is_required=True, is_secret=True),
+    "camera[].source": _source(),
     "camera[].question": _maybe_empty(MAX_QUESTION_CHARS),
     "camera[].every_s": number(0, _DAY_S),
     "camera[].on_motion": flag(),
@@ -105,8 +114,8 @@ KEYS: Mapping[str, Kind] = {
     "camera[].snapshot": flag(),
     "camera[].snapshot_max_px": whole(64, 4096),
     "camera[].username": text(),
-    "camera[].password_env": text(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable"),
-    "camera[].password_file": text(words=_A_PATH),
+    "camera[].password_env": text(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable", is_secret=True),
+    "camera[].password_file": text(words=_A_PATH, is_secret=True),
     "camera[].password": refused(_NO_PASSWORD),
     "camera[].rotate_deg": Kind("0, 90, 180 or 270", lambda value: value in (0, 90, 180, 270) and value is not False),
     "camera[].region": numbers(4, 0, 1),
@@ -128,6 +137,7 @@ KEYS: Mapping[str, Kind] = {
     "limits.max_request_bytes": whole(1024, 16 << 20),
     "limits.max_image_bytes": whole(1024, 256 << 20),
     "limits.max_images_bytes": whole(1024, 1 << 30),
+    "limits.max_image_mpx": number(0.1, 100),
     "limits.image_wait_s": number(0.1, 3600),
     "limits.max_conversations": whole(0, 1024),
     "limits.max_tokens": whole(1, 32_768),

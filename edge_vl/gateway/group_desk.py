@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from edge_vl.gateway.active import ActiveRequest
+from edge_vl.gateway.announcements import Announcements
 from edge_vl.gateway.claims import ClaimKey, ClaimLedger, claim_key
 from edge_vl.mqtt.json_writing import encode
 from edge_vl.mqtt.messages import Aborted, Claim
@@ -18,7 +20,7 @@ from edge_vl.mqtt.packet import Inbound, Outbound, QoS
 from edge_vl.mqtt.reading import BadPayload, read_claim, read_message
 from edge_vl.mqtt.reply_rule import ReplyRule
 from edge_vl.mqtt.session import Session
-from edge_vl.mqtt.topics import GroupTopics, NodeTopics
+from edge_vl.mqtt.topics import NAME, GroupTopics, NodeTopics
 from edge_vl.rate_limited_log import RateLimitedLog
 
 __all__ = ["GroupDesk"]
@@ -30,6 +32,15 @@ _QUIET_S = 0.1
 
 _SETTLE_S = 1.5
 """How long it may take, at most."""
+
+_MAX_INFO_BYTES = 65_536
+
+_ANNOUNCE_EVERY_S = 3.0
+_ANNOUNCE_BURST = 16
+"""Claims are published again for workers that come; so many that come together do not wait for it."""
+
+_ASK_EVERY_S = 5.0
+"""Answers are held back while the others are asked; whoever writes `offline` again and again must not hold them up."""
 
 _ANSWER_S = 1.0
 """How long the others may take to say what they have ended, besides the way to the broker and back."""
@@ -78,12 +89,15 @@ class GroupDesk:
         self._online = online
         self._is_online = is_online
         self._drop = drop
-        self._ledger = ClaimLedger(topics.node, boot_id, group.group, clock=time.monotonic)
+        self._ledger = ClaimLedger(topics.node, boot_id, group.group, clock=time.monotonic, prefix=topics.prefix)
+        self._announcements = Announcements(every_s=_ANNOUNCE_EVERY_S, burst=_ANNOUNCE_BURST, clock=time.monotonic)
+        self._announcing: asyncio.TimerHandle | None = None
         self._open: dict[ClaimKey, _Open] = {}
         self._own_status: str | None = None
         self._heard = asyncio.Event()
         self._is_away = True
         self._asking: asyncio.TimerHandle | None = None
+        self._ask_again_s = 0.0
         self._rated_log = RateLimitedLog(_log)
 
     def filters(self) -> Mapping[str, QoS]:
@@ -174,9 +188,14 @@ class GroupDesk:
     def close(self) -> None:
         """Wait for nobody any more."""
         self._stop_asking()
+        if self._announcing is not None:
+            self._announcing.cancel()
+            self._announcing = None
 
     def _ask(self) -> None:
         """Ask the others which of the requests they have ended, as the will of this worker was out."""
+        self._ledger.ask()
+        self._ask_again_s = time.monotonic() + _ASK_EVERY_S
         for opened in self._open.values():
             self._hold(opened)
             self._post(opened.claim)
@@ -206,6 +225,8 @@ class GroupDesk:
                 self._note_claim(inbound.payload)
         elif topic.startswith(f"{self._topics.prefix}/") and topic.count("/") == self._topics.prefix.count("/") + 2:
             node, what = topic.split("/")[-2:]
+            if what in ("status", "info") and re.fullmatch(NAME, node) is None:
+                return True  # no node is called so
             if what == "status":
                 self._note_status(node, inbound)
             elif what == "info":
@@ -242,25 +263,46 @@ class GroupDesk:
         status = inbound.payload[:16].decode("ascii", errors="replace")
         if node != self._topics.node:
             self._ledger.note_status(node, status)
-            if status == "online" and not inbound.is_retained and not self._is_away:
-                for opened in self._open.values():
-                    if opened.released is None:
-                        self._post(opened.claim)  # it has missed the first one
+            if status == "online" and not inbound.is_retained and self._ledger.is_member(node):
+                self._announce()
             return
         self._own_status = status
         if not inbound.is_retained:
             self._ledger.note_status(node, status)
-        if status == "offline" and not self._is_away and self._is_online():
+        if status == "online" or self._is_away or not self._is_online():
+            return
+        self._session.post(self._online, "latest")
+        if status == "offline":
             # The will of a connection that the broker took for dead: the others have heard it, too.
-            self._session.post(self._online, "latest")
-            self._stop_asking()
-            self._ask()
+            self._ledger.ask()
+            if time.monotonic() >= self._ask_again_s:
+                self._stop_asking()
+                self._ask()
+
+    def _announce(self) -> None:
+        """Publish the open claims again: somebody who has just come has missed them."""
+        if self._is_away or self._announcing is not None or not self._open:
+            return
+        wait_s = self._announcements.wait_s()
+        if wait_s:
+            self._announcing = asyncio.get_running_loop().call_later(wait_s, self._announce_now)
+        else:
+            self._post_open()
+
+    def _announce_now(self) -> None:
+        self._announcing = None
+        self._announce()
+
+    def _post_open(self) -> None:
+        for opened in self._open.values():
+            if opened.released is None:
+                self._post(opened.claim)
 
     def _note_info(self, node: str, payload: bytes) -> None:
         if not payload:
             return
         try:
-            info = read_message(payload, Info)
+            info = read_message(payload, Info, max_bytes=_MAX_INFO_BYTES)
         except BadPayload as error:
             self._rated_log.warning("info", "an info that cannot be read: %s", error.message)
             return
@@ -272,7 +314,7 @@ class GroupDesk:
         for claim in self._ledger.orphans():
             if not self._rule.is_allowed(claim.reply_to):
                 continue
-            _log.info("worker %s is lost; the client of one of its requests is told so", claim.node)
+            self._rated_log.info("lost", "worker %s is lost; the client of one of its requests is told so", claim.node)
             message = Aborted(id=claim.id, seq=None, t_ms=0, reason="worker_lost")
             self._session.post(
                 Outbound(

@@ -6,9 +6,13 @@ import contextlib
 import json
 import logging
 import os
+import stat
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
+
+from edge_vl.mqtt.packet import MAX_CORRELATION_BYTES
+from edge_vl.mqtt.reply_rule import MAX_TOPIC_BYTES
 
 __all__ = ["Journal", "JournalEntry"]
 
@@ -20,7 +24,10 @@ MAX_BYTES = 1 << 20
 """Of the file; when it is longer, it is written anew with what is still open."""
 
 _MAX_READ_BYTES = 4 * MAX_BYTES
-_MAX_TEXT_CHARS = 1024
+_MAX_TEXT_CHARS = max(MAX_TOPIC_BYTES, 2 * MAX_CORRELATION_BYTES)
+
+_TRIED = {"tried": "all above"}
+"""What a line says below which nothing is that was told before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +51,8 @@ class Journal:
     """One short line when a request is taken, and one when it has ended. Used by one thread.
 
     Lines go to the system at once, but the disk is not waited for: a crash of the process loses nothing, one of the
-    system the last moments. A disk that is full or read-only is told once in the log, and the gateway goes on.
+    system the last moments. A disk that is full or read-only is told once in the log, and the gateway goes on. So is
+    something else than a file in its place, which is left as it is.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -53,21 +61,43 @@ class Journal:
         self._file: FileIO | None = None
         self._num_bytes = 0
         self._open: dict[str, JournalEntry] = {}  # by reply topic and id
+        self._left: set[str] = set()  # keys of those that were there at the beginning
+        self._has_tried = False
         self._has_failed = False
+        self._is_in_the_way = False
 
     def begin(self) -> list[JournalEntry]:
         """Open it.
 
         Returns:
-            The requests that the process before this one left without an end. They stay in it until they are ended.
+            The requests that the process before this one left without an end. They stay in it until they are ended, or
+            until the next beginning if `note_tried` was called.
         """
-        self._open = {_key(entry): entry for entry in _read(self._path)}
+        try:
+            data = _content(self._path)
+        except OSError as error:
+            self._is_in_the_way = True
+            self._fail(error)
+            return []
+        self._open = {_key(entry): entry for entry in _entries(data)}
+        self._left = set(self._open)
         self._rewrite()
         return list(self._open.values())
 
+    def note_tried(self) -> None:
+        """Write down that the clients of what was left have been told as well as can be.
+
+        What ends the process, or can never be delivered, must not come back at every start.
+        """
+        if self._left and not self._has_tried:
+            self._has_tried = True
+            self._append(_line(_TRIED))
+
     def note_taken(self, entry: JournalEntry) -> None:
         """Write down that a request was taken."""
-        self._open[_key(entry)] = entry
+        key = _key(entry)
+        self._open[key] = entry
+        self._left.discard(key)
         self._append(_taken_line(entry))
 
     def note_ended(self, entry: JournalEntry) -> None:
@@ -97,11 +127,18 @@ class Journal:
     def _rewrite(self) -> None:
         """Write it anew with what is open."""
         self.close()
+        if self._is_in_the_way:
+            return
         fresh = self._path.with_suffix(".new")
-        data = b"".join(_taken_line(entry) for entry in self._open.values())
+        left = [_taken_line(entry) for key, entry in self._open.items() if key in self._left]
+        taken = [_taken_line(entry) for key, entry in self._open.items() if key not in self._left]
+        data = b"".join([*left, *([_line(_TRIED)] if self._has_tried else []), *taken])
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = FileIO(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600), "ab")
+            with contextlib.suppress(FileNotFoundError):
+                fresh.unlink()  # of a process that was killed, or whatever else it is
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+            self._file = FileIO(os.open(fresh, flags, 0o600), "ab")
             self._num_bytes = 0
             self._write(data)
             fresh.replace(self._path)
@@ -138,19 +175,36 @@ def _line(facts: dict[str, str]) -> bytes:
     return json.dumps(facts, separators=(",", ":")).encode() + b"\n"
 
 
-def _read(path: Path) -> list[JournalEntry]:
-    """Return what a journal leaves open; a line that is damaged or cut short counts as not there."""
+def _content(path: Path) -> bytes:
+    """Return what a journal holds.
+
+    Raises:
+        OSError: it is there and no file, or cannot be read.
+    """
     try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_READ_BYTES)
-    except OSError:
-        return []
+        # Opening a pipe would wait for its other end, reading a device for ever.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except (FileNotFoundError, NotADirectoryError):  # writing will say what is in the way
+        return b""
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError("it is not a regular file")
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(_MAX_READ_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+def _entries(data: bytes) -> list[JournalEntry]:
+    """Return what a journal leaves open; a line that is damaged or cut short counts as not there."""
     left: dict[str, JournalEntry] = {}
     for line in data.split(b"\n"):
         facts = _facts(line)
         if facts is None:
             continue
-        if "end" in facts:
+        if facts == _TRIED:
+            left.clear()
+        elif "end" in facts:
             left.pop(f"{facts.get('to', '')} {facts['end']}", None)
         elif facts.get("id") and facts.get("to"):
             entry = JournalEntry(facts["id"], facts.get("client", ""), facts["to"], facts.get("corr", ""))

@@ -38,7 +38,7 @@ class NodeState:
         self._runtime = runtime
         self._boot_id = boot_id
         self._started_s = time.monotonic()
-        self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        self._started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._first_token_s: deque[float] = deque(maxlen=_NUM_RECENT)
         self._tokens_per_s: deque[float] = deque(maxlen=_NUM_RECENT)
         self.num_answered = 0
@@ -52,6 +52,11 @@ class NodeState:
     def boot_id(self) -> str:
         """Of this run."""
         return self._boot_id
+
+    @property
+    def started_at(self) -> str:
+        """Wall time when it started, in ISO 8601, UTC."""
+        return self._started_at
 
     def note_end(self, message: StreamMessage) -> None:
         """Count the last message of a request."""

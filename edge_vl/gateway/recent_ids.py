@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 __all__ = ["RecentIds"]
 
@@ -18,6 +18,7 @@ class RecentIds:
         """
         self._max_ids = max(1, max_ids)
         self._ids: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._num_by_id: Counter[str] = Counter()
 
     def __len__(self) -> int:
         """Return how many are remembered."""
@@ -33,6 +34,15 @@ class RecentIds:
         is_new = key not in self._ids
         self._ids[key] = None
         self._ids.move_to_end(key)
+        if is_new:
+            self._num_by_id[id] += 1
         if len(self._ids) > self._max_ids:
-            self._ids.popitem(last=False)
+            (_, oldest), _ = self._ids.popitem(last=False)
+            self._num_by_id[oldest] -= 1
+            if not self._num_by_id[oldest]:
+                del self._num_by_id[oldest]
         return is_new
+
+    def is_known(self, client: str | None, id: str) -> bool:
+        """Whether a request of a client, or, without one, of anybody, is remembered."""
+        return self._num_by_id[id] > 0 if client is None else (client, id) in self._ids

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Mapping
 from functools import partial
 
+from edge_vl.async_answer_stream import AsyncAnswerStream
 from edge_vl.gateway.active import ActiveRequest
 from edge_vl.gateway.admission import Admission
 from edge_vl.gateway.answering import Answering
 from edge_vl.gateway.config import Limits
+from edge_vl.gateway.early_cancels import EarlyCancels
 from edge_vl.gateway.error_facts import late
 from edge_vl.gateway.group_desk import GroupDesk
 from edge_vl.gateway.image_shelf import ImageShelf
@@ -33,10 +34,6 @@ from edge_vl.rate_limited_log import RateLimitedLog
 __all__ = ["RequestDesk"]
 
 _log = logging.getLogger(__name__)
-
-_MAX_EARLY_CANCELS = 256
-_EARLY_CANCEL_S = 10.0
-"""How long a cancel is remembered that overtook its request: they come on different topics."""
 
 _GRACE_S = 0.5
 """How long work that was told to end may take to say so, when the gateway stops."""
@@ -86,11 +83,23 @@ class RequestDesk:
         self._journal = journal
         self._group = group
         self._group_desk = group_desk
-        self._reception = Reception(topics, limits, rule, state, session.post, group_desk)
+        self._open: dict[tuple[str, str], ActiveRequest] = {}  # by client and id
+        self._busy: dict[tuple[str, str], ActiveRequest] = {}  # by topic and id
+        self._reception = Reception(
+            topics,
+            limits,
+            rule,
+            state,
+            session.post,
+            group_desk,
+            is_open=lambda client, id: (client, id) in self._open,
+            is_busy=lambda topic, id: (topic, id) in self._busy,
+        )
         self._admission: Admission[ActiveRequest] = Admission(
             max_active=limits.max_active, max_waiting=limits.max_waiting, max_per_client=limits.max_per_client
         )
-        self._early_cancels: OrderedDict[str, float] = OrderedDict()
+        self._early_cancels = EarlyCancels(time.monotonic)
+        self._leaving: set[asyncio.Task[None]] = set()
         self._is_stopping = False
         self._rated_log = RateLimitedLog(_log)
 
@@ -162,19 +171,23 @@ class RequestDesk:
         )
         active = ActiveRequest(request, taken.topic, received_s, deadline_ms, writer, entry=entry)
         if self._is_stopping:
+            self._reception.note_refused(request)
             writer.abort("shutdown")
             return
         refusal = self._admission.refusal(request.client)
         if refusal:
+            self._reception.note_refused(request)
             writer.error(ErrorFacts("overloaded", refusal))
             return
+        self._reception.note_taken(request)
         if entry is not None and self._journal is not None:
             self._journal.note_taken(entry)
         self._admission.enter(active)
+        self._open[request.client, request.id] = self._busy[taken.topic, request.id] = active
         if taken.is_group and self._group_desk is not None:
             self._group_desk.take(active)
         writer.start(self._topics.node, self._state.boot_id, self._model)
-        if self._early_cancels.pop(request.id, 0.0) > time.monotonic():
+        if self._early_cancels.take(request.client, request.id):
             self._abort(active, "cancelled")
             return
         wait_s = max(0.0, active.limit_s - time.monotonic())
@@ -188,14 +201,15 @@ class RequestDesk:
             self._state.num_bad += 1
             self._rated_log.warning("cancel", "a cancel that cannot be read: %s", error.message)
             return
-        found = [active for active in self._admission.all() if active.request.id == cancel.id]
+        found = [
+            active
+            for active in self._admission.all()
+            if active.request.id == cancel.id and cancel.client in (None, active.client)
+        ]
         for active in found:
             self._abort(active, "cancelled")
-        if not found:
-            self._early_cancels[cancel.id] = time.monotonic() + _EARLY_CANCEL_S
-            self._early_cancels.move_to_end(cancel.id)
-            if len(self._early_cancels) > _MAX_EARLY_CANCELS:
-                self._early_cancels.popitem(last=False)
+        if not found and not self._reception.has_taken(cancel.client, cancel.id):  # else it has just ended
+            self._early_cancels.add(cancel.client, cancel.id)
 
     # Work
 
@@ -209,12 +223,33 @@ class RequestDesk:
 
     def _worked(self, active: ActiveRequest, task: asyncio.Task[None]) -> None:
         """Make room. A task that is cancelled before its first step has done nothing, not even written its end."""
-        active.stream = None
+        stream, active.stream = active.stream, None
         if not active.writer.is_over:
             active.writer.abort(active.abort_reason or "shutdown")
+        self._forget(active)
+        if stream is None or stream.is_released:
+            self._leave(active)
+        else:
+            leaving = asyncio.create_task(self._leave_later(active, stream), name=f"end of {active.request.id}")
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
+
+    async def _leave_later(self, active: ActiveRequest, stream: AsyncAnswerStream) -> None:
+        """Make room when the runtime has let go of a request: the next one would find it full."""
+        await stream.released()
         self._leave(active)
 
+    def _forget(self, active: ActiveRequest) -> None:
+        """Let go of its names; a request with the same ones may have come since. What has just ended is remembered."""
+        key, place = (active.client, active.request.id), (active.topic, active.request.id)
+        if self._open.get(key) is active:
+            del self._open[key]
+            self._reception.note_taken(active.request)
+        if self._busy.get(place) is active:
+            del self._busy[place]
+
     def _leave(self, active: ActiveRequest) -> None:
+        self._forget(active)
         self._admission.leave(active)
         if not self._is_stopping:
             self._begin_next()
@@ -253,6 +288,8 @@ class RequestDesk:
                 task.cancel()
             if late_tasks:
                 await asyncio.wait(late_tasks, timeout=_GRACE_S)
+        for leaving in list(self._leaving):  # the process ends as a whole
+            leaving.cancel()
 
     # Ends
 

@@ -54,6 +54,7 @@ class RequestImages:
         topics: NodeTopics,
         *,
         max_image_bytes: int,
+        max_bytes: int,
     ) -> None:
         """Keep where pictures are.
 
@@ -63,12 +64,14 @@ class RequestImages:
             shelf: where raw pictures lie.
             topics: of the gateway.
             max_image_bytes: of an encoded picture.
+            max_bytes: of all encoded pictures of a request.
         """
         self._cameras = cameras
         self._folders = tuple(folders)
         self._shelf = shelf
         self._topics = topics
         self._max_image_bytes = max_image_bytes
+        self._max_bytes = max_bytes
 
     async def of(self, request: Request) -> list[RequestImage]:
         """Fetch the pictures of a request, in its order.
@@ -76,7 +79,19 @@ class RequestImages:
         Raises:
             ImageError: one is not there or may not be used.
         """
-        return [await self._fetch(ref, index, request) for index, ref in enumerate(request.images)]
+        images: list[RequestImage] = []
+        num_bytes = 0
+        for index, ref in enumerate(request.images):
+            image = await self._fetch(ref, index, request)
+            num_bytes += len(image.picture) if isinstance(image.picture, bytes) else 0
+            if num_bytes > self._max_bytes:
+                raise ImageError(
+                    f"picture {index + 1}: the pictures of one request may have {self._max_bytes} bytes together",
+                    index=index,
+                    detected="too many bytes",
+                )
+            images.append(image)
+        return images
 
     async def _fetch(self, ref: ImageRef, index: int, request: Request) -> RequestImage:
         if ref.camera is not None:

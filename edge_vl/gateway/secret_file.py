@@ -38,7 +38,8 @@ def read_secret(env: str | None, file: Path | None, *, on_note: Callable[[str], 
         content = file.read_bytes()[: _MAX_BYTES + 1]
         mode = file.stat().st_mode
     except OSError as error:
-        raise RequestError(f"password_file cannot be read: {error}", field="password_file") from None
+        # Without the path, which may be the password itself, put into the wrong place.
+        raise RequestError(f"password_file cannot be read: {error.strerror}", field="password_file") from None
     if mode & stat.S_IROTH:
         on_note(f"everybody on this machine can read the password in {file}; run: chmod o= {file}")
     try:

@@ -10,15 +10,18 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NoReturn
 
 from edge_vl.environment import service_manager
 from edge_vl.errors import SourceError
-from edge_vl.gateway.config import CameraConfig, GatewayConfig, ModelConfig
+from edge_vl.gateway.config import CameraConfig, GatewayConfig, Limits, ModelConfig
 from edge_vl.gateway.gateway import Gateway
+from edge_vl.gateway.large_blocks import return_large_blocks
 from edge_vl.gateway.recording_camera import RecordingCamera
 from edge_vl.gateway.sd_notify import ServiceManager
+from edge_vl.picture_limits import PictureLimits
 from edge_vl.runtime import Runtime
 from edge_vl.sources.camera import Camera
 from edge_vl.sources.open import open_source
@@ -35,6 +38,11 @@ FORCED = 7
 _EXTRA_S = 0.9
 """Seconds behind the time for a clean stop at which the process ends whatever still runs."""
 
+_SPARE_HELPERS = 4
+"""Threads besides one for each request: requests that were cancelled may hold theirs for a moment."""
+
+_HELPER = "edge-vl-gateway"
+
 _CLOSE_S = 0.5
 """How long the runtime may take to end a unit of work that still runs."""
 
@@ -48,12 +56,13 @@ def run_gateway(
     """Run a gateway until SIGTERM or SIGINT. Call it on the main thread of a program of its own.
 
     The first signal ends everything in order, within 3 s unless the file allows more; the second ends the process at
-    once, with exit code 7. If an engine is still in native code when the time is up, the process ends without waiting
-    for it.
+    once, with exit code 7. If an engine or a decoder of pictures is still in native code when the time is up, the
+    process ends without waiting for it. While model and cameras are opened a signal ends the process at once, by the
+    signal itself (143 in a shell): nobody has been told anything yet, and native code would not let go of it.
 
     Args:
         config: what the gateway file says.
-        open_runtime: opens the runtime for so many requests at once; None: as the file says.
+        open_runtime: opens the runtime for so many requests at once; None: as the file says, limits of pictures, too.
         on_ready: called when the gateway is connected for the first time.
 
     Returns:
@@ -64,18 +73,21 @@ def run_gateway(
         EdgeVLError: the model or a camera cannot be opened.
     """
     manager = ServiceManager(*service_manager())
-    runtime = (open_runtime or _open_runtime)(config.model, Gateway.num_requests(config))
+    return_large_blocks()
     cameras: dict[str, LiveSource] = {}
     stop = _Stop(config.limits.shutdown_s + _EXTRA_S)
-    try:
-        for camera in config.cameras:
-            cameras[camera.name] = _open_camera(camera)
-        with stop.following_signals():
-            asyncio.run(_serve(config, runtime, cameras, manager, stop, on_ready))
-    finally:
-        for source in cameras.values():
-            source.close()
-        runtime.close(_CLOSE_S)
+    with _ended_by_signals():
+        open_one = open_runtime or partial(_open_runtime, limits=config.limits)
+        runtime = open_one(config.model, Gateway.num_requests(config))
+        try:
+            for camera in config.cameras:
+                cameras[camera.name] = _open_camera(camera)
+            with stop.following_signals():
+                asyncio.run(_serve(config, runtime, cameras, manager, stop, on_ready))
+        finally:
+            for source in cameras.values():
+                source.close()
+            runtime.close(_CLOSE_S)
     if _has_work():
         _end_now(0)
     return 0
@@ -89,6 +101,9 @@ async def _serve(
     stop: _Stop,
     on_ready: Callable[[], object],
 ) -> None:
+    helpers_of_loop = _Helpers(Gateway.num_requests(config) + _SPARE_HELPERS, thread_name_prefix=_HELPER)
+    asyncio.get_running_loop().set_default_executor(helpers_of_loop)
+
     def ready() -> None:
         manager.ready(f"connected, node {config.node}")
         on_ready()
@@ -117,7 +132,8 @@ async def _serve(
         await asyncio.gather(*helpers, return_exceptions=True)
 
 
-def _open_runtime(model: ModelConfig, num_requests: int) -> Runtime:
+def _open_runtime(model: ModelConfig, num_requests: int, *, limits: Limits) -> Runtime:
+    max_pixels = round(limits.max_image_mpx * 1e6)
     return Runtime.open(
         model.name,
         profile=model.profile,
@@ -132,6 +148,9 @@ def _open_runtime(model: ModelConfig, num_requests: int) -> Runtime:
         keep_mib=model.keep_mib,
         mode=model.mode,  # type: ignore[arg-type]  # checked by `open`
         max_waiting=num_requests,
+        picture_limits=PictureLimits(
+            max_file_bytes=limits.max_image_bytes, max_pixels=max_pixels, max_pixels_at_once=max_pixels
+        ),
     )
 
 
@@ -158,6 +177,27 @@ def _open_camera(camera: CameraConfig) -> LiveSource:
     raise SourceError(
         f"camera {camera.name}: the camera of a gateway is a webcam, a stream or a recording, not pictures"
     )
+
+
+class _Helpers(ThreadPoolExecutor):
+    """Threads that decode pictures and read files. The end of the event loop does not wait for what they do."""
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Begin nothing more, and wait for nothing."""
+        del wait, cancel_futures
+        super().shutdown(wait=False, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGINT end the process at once, as far as the body does not follow them."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, handler)
 
 
 class _Stop:

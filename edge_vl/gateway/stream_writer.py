@@ -11,6 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
+import msgspec
+
 from edge_vl.mqtt.coalescer import Coalescer, Piece
 from edge_vl.mqtt.json_writing import encode
 from edge_vl.mqtt.messages import (
@@ -27,8 +29,9 @@ from edge_vl.mqtt.packet import Outbound
 
 __all__ = ["Post", "StreamWriter"]
 
-Post = Callable[[Outbound, Literal["terminal", "delta"]], "asyncio.Future[float]"]
-"""Hands a message to the link; the future has its round trip in seconds, or is cancelled where it was given up."""
+Post = Callable[[Outbound, Literal["terminal", "delta", "refusal"]], "asyncio.Future[float]"]
+"""Hands a message to the link; the future has its round trip in seconds. It is cancelled where the message was given up
+for want of room, and has an error where it cannot be delivered as it is."""
 
 _LEAST_EXPIRY_S = 10
 
@@ -38,6 +41,9 @@ class StreamWriter:
 
     While it is held, nothing is sent: text is gathered, and the end waits. Numbers are given when a message is made;
     one that is sent again is the same as before.
+
+    An end that the broker does not take, as it is too large, is replaced once by a small one with its number. An end
+    that nothing came before is a refusal: it is the first to be given up when there is no room.
     """
 
     def __init__(
@@ -80,6 +86,7 @@ class StreamWriter:
         self._timer: asyncio.TimerHandle | None = None
         self._is_held = False
         self._is_over = False
+        self._is_replaced = False
 
     @property
     def is_over(self) -> bool:
@@ -126,8 +133,10 @@ class StreamWriter:
         self._stop_timer()
         taken_back, self._unacknowledged = self._unacknowledged, {}
         for future, message in taken_back.items():
-            future.cancel()
-            self._waiting.append(partial(_as_made, message))
+            if future.cancel() or future.cancelled():
+                self._waiting.append(partial(_as_made, message))
+            else:  # it was confirmed or refused just now, and its callback is yet to come
+                self._unacknowledged[future] = message
         piece = self._coalescer.flush()
         if piece is not None:
             self._held_texts.append(piece.text)
@@ -208,17 +217,34 @@ class StreamWriter:
             correlation=self._correlation,
             expiry_s=expiry_s,
         )
-        is_terminal = not isinstance(message, (Start, Delta))
-        future = self._post_to_link(outbound, "delta" if isinstance(message, Delta) else "terminal")
+        if isinstance(message, Delta):
+            future = self._post_to_link(outbound, "delta")
+            future.add_done_callback(self._note_delta_done)
+        elif isinstance(message, Start):
+            future = self._post_to_link(outbound, "terminal")
+            future.add_done_callback(self._note_done)
+        else:
+            future = self._post_to_link(outbound, "refusal" if message.seq == 0 else "terminal")
+            future.add_done_callback(partial(self._note_end_done, message))
         self._unacknowledged[future] = message
-        future.add_done_callback(self._note_delta_done if isinstance(message, Delta) else self._note_done)
-        if is_terminal:
+        if not isinstance(message, (Start, Delta)):
             self._on_terminal(message, future)
 
     def _note_done(self, future: asyncio.Future[float]) -> None:
         self._unacknowledged.pop(future, None)
         if not future.cancelled() and future.exception() is None:
             self._round_trips_s.append(future.result())
+
+    def _note_end_done(self, message: StreamMessage, future: asyncio.Future[float]) -> None:
+        """Send a smaller end where one could not be delivered, if it may be its size."""
+        is_dropped = future not in self._unacknowledged
+        self._note_done(future)
+        if is_dropped or self._is_replaced or future.cancelled() or future.exception() is None:
+            return
+        smaller = _smaller(message)
+        if smaller is not None:
+            self._is_replaced = True
+            self._make(partial(_as_made, smaller))
 
     def _note_delta_done(self, future: asyncio.Future[float]) -> None:
         self._note_done(future)
@@ -234,6 +260,16 @@ class StreamWriter:
 
     def _t_ms(self) -> int:
         return max(0, round((time.monotonic() - self._received_s) * 1000))
+
+
+def _smaller(message: StreamMessage) -> StreamMessage | None:
+    """Return a small end in place of one that the broker does not take; None: it is small."""
+    if isinstance(message, End):
+        facts = ErrorFacts("engine", "the answer is larger than the broker takes; ask for fewer tokens", "max_tokens")
+        return ErrorMessage(id=message.id, seq=message.seq, t_ms=message.t_ms, error=facts)
+    if isinstance(message, ErrorMessage | Aborted) and message.text:
+        return msgspec.structs.replace(message, text="")
+    return None
 
 
 def _as_made(message: StreamMessage) -> StreamMessage:

@@ -9,7 +9,7 @@ from edge_vl.errors import RequestError
 from edge_vl.mqtt.broker_settings import BrokerSettings
 from edge_vl.mqtt.topics import check_prefix
 
-__all__ = ["read_broker_url"]
+__all__ = ["check_userinfo", "read_broker_url"]
 
 _PORTS = {"mqtt": 1883, "mqtts": 8883}
 
@@ -39,7 +39,7 @@ def read_broker_url(
         The settings, and the prefix of all topics, None where the address has none.
 
     Raises:
-        RequestError: it is no such address, or has a password in it. Its message never shows what stands before an `@`.
+        RequestError: it is no such address, or has a password in it. Its message shows nothing that may be one.
     """
     shown = f"{field} is mqtt://user@host:port or mqtts://user@host:port, maybe with /prefix behind it"
     if not isinstance(url, str) or not url.strip():
@@ -47,21 +47,18 @@ def read_broker_url(
     text = url.strip()
     if "://" not in text:
         text = f"mqtt://{text}"
+    check_userinfo(text, field)
     try:
         parts = urlsplit(text)
         host, port = parts.hostname, parts.port
-    except ValueError as error:
-        raise RequestError(f"{shown}; {text.rpartition('@')[2]!r:.120} is none: {error}", field=field) from None
+    except ValueError:  # its words quote what stands behind a colon, which may be a password that lacks its host
+        raise RequestError(
+            f"{shown}; what was given is none: the port is no number up to 65535, or a [ has no ]", field=field
+        ) from None
     if parts.scheme not in _PORTS:
         raise RequestError(f"{shown}, not {parts.scheme!r:.20}://", field=field)
-    if parts.password is not None:
-        raise RequestError(
-            f"{field} has a password in it, where others can see it; leave it out there and give it by "
-            "EDGE_VL_MQTT_PASSWORD or a password file",
-            field=field,
-        )
     if not host or any(character.isspace() for character in text):
-        raise RequestError(f"{shown}; {text.rpartition('@')[2]!r:.120} names no host", field=field)
+        raise RequestError(f"{shown}; what was given names no host, or has a space in it", field=field)
     if parts.query or parts.fragment:
         raise RequestError(f"{shown}; nothing is understood behind a ? or #", field=field)
     if port == 0:
@@ -79,3 +76,27 @@ def read_broker_url(
     )
     path = parts.path.strip("/")
     return settings, check_prefix(path, f"the prefix in {field}") if path else None
+
+
+def check_userinfo(url: str, field: str) -> None:
+    """See that all there is before the last `@` of an address is a user's name.
+
+    A password may hold any character, so where it ends is not looked for in the way of a URL: no `@` belongs behind
+    the host of a broker.
+
+    Raises:
+        RequestError: there is a password, or a name that is not encoded. Neither is shown.
+    """
+    userinfo = url.partition("://")[2].rpartition("@")[0]
+    if ":" in userinfo:
+        raise RequestError(
+            f"{field} has a password in it, where others can see it; leave it out there and give it by "
+            "EDGE_VL_MQTT_PASSWORD or a password file",
+            field=field,
+        )
+    if any(character in userinfo for character in "/?#@"):
+        raise RequestError(
+            f"{field}: what stands before the last @ is the user's name; in it, write / as %2F, ? as %3F, # as %23 "
+            "and @ as %40",
+            field=field,
+        )

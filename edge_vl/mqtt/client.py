@@ -21,8 +21,10 @@ from edge_vl.mqtt.broker_settings import BrokerSettings
 from edge_vl.mqtt.broker_url import read_broker_url
 from edge_vl.mqtt.exchange import Exchange
 from edge_vl.mqtt.messages import ImageRef, Request, StreamMessage
+from edge_vl.mqtt.node_messages import Info
 from edge_vl.mqtt.packet import Inbound, QoS
 from edge_vl.mqtt.presence import Presence
+from edge_vl.mqtt.reading import BadPayload, checked_request, read_message
 from edge_vl.mqtt.remote_pictures import RawPicture, RemotePicture, take_picture
 from edge_vl.mqtt.remote_stream import RemoteStream
 from edge_vl.mqtt.request_sender import RequestSender
@@ -35,6 +37,8 @@ _LOG = logging.getLogger(__name__)
 
 _MAX_TIMEOUT_S = 86_400.0
 _OUTBOX_BYTES = 64 * 1024 * 1024
+_MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+_MAX_INFO_BYTES = 64 * 1024
 
 
 class Client:
@@ -68,7 +72,8 @@ class Client:
             node: the gateway that is asked.
             group: the group of gateways of which one is asked; either this or `node`.
             prefix: what all topics begin with; None: as the address says, else `edge_vl`.
-            name: what gateways know this client by, a level of the topic of each answer; None: one made up.
+            name: what gateways know this client by, a level of the topic of each answer; None: the user's in the
+                address, by which the rules of brokers often go; without a user, one made up.
             password: for the user in the address.
             ca: file of trusted certificates; None: the system's.
             cert: certificate of this client.
@@ -86,7 +91,8 @@ class Client:
         if (node is None) == (group is None):
             raise RequestError("a client asks either a node or a group: give one of the two", field="node")
         self._prefix = check_prefix(prefix if prefix is not None else url_prefix or "edge_vl")
-        self._name = _own_name() if name is None else check_name(name, "name")
+        self._name = _own_name(self._settings.username) if name is None else check_name(name, "name")
+        self._group = group
         self._node = None if node is None else check_name(node, "node")
         self._target: NodeTopics | GroupTopics
         if group is not None:
@@ -96,11 +102,15 @@ class Client:
         self._presence = Presence()
         self._exchanges: dict[str, Exchange] = {}
         self._attending: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._running: RunningSession | None = None
         self._attendant: Attendant | None = None
+        self._info = b""
+        self._has_info = asyncio.Event()
         level = "+" if node is None else node
+        self._answers = f"{self._prefix}/{level}/response/{self._name}/+"
         self._filters: dict[str, QoS] = {
-            f"{self._prefix}/{level}/response/{self._name}/+": 1,
+            self._answers: 1,
             f"{self._prefix}/{level}/status": 1,
             f"{self._prefix}/{level}/info": 1,
         }
@@ -118,7 +128,11 @@ class Client:
 
         Raises:
             BrokerError: the broker is not to be reached, or refuses.
+            RequestError: it is connected already.
         """
+        if self._loop is not None and not self._loop.is_closed():
+            raise RequestError("the client is connected already: one `async with` at a time", field="client")
+        self._loop = asyncio.get_running_loop()
         running = RunningSession(
             self._settings,
             filters=self._filters,
@@ -127,10 +141,14 @@ class Client:
             outbox_bytes=_OUTBOX_BYTES,
             client_id_stem=f"edge_vl-{self._name}",
         )
-        await running.open()
+        try:
+            await running.open()
+        except BaseException:
+            self._loop = None
+            raise
         self._running = running
         sender = RequestSender(running.session, self._target, self._name)
-        self._attendant = Attendant(running.session, sender, self._presence)
+        self._attendant = Attendant(running.session, sender, self._presence, group=self._group, answers=self._answers)
         return self
 
     async def __aexit__(
@@ -138,6 +156,7 @@ class Client:
     ) -> None:
         """Cancel what still waits, and disconnect."""
         running, attendant, self._running, self._attendant = self._running, self._attendant, None, None
+        self._loop = None
         if attendant is not None:
             for exchange in list(self._exchanges.values()):
                 attendant.leave(exchange)
@@ -181,6 +200,12 @@ class Client:
         attendant = self._attendant
         if self._running is None or attendant is None:
             raise RequestError("the client is not connected: use it in `async with`", field="client")
+        if _running_loop() is not self._loop:
+            raise RequestError(
+                "the client is asked in the thread and event loop of its `async with`; from another thread, give "
+                "asyncio.run_coroutine_threadsafe a coroutine that asks",
+                field="client",
+            )
         if self._running.hopeless is not None:
             raise self._running.hopeless.again()
         if not _is_duration(timeout_s):
@@ -216,6 +241,23 @@ class Client:
         task.add_done_callback(self._attending.discard)
         return RemoteStream(exchange, lambda: attendant.cancel(exchange), lambda: attendant.leave(exchange))
 
+    async def info(self, timeout_s: float = 1.0) -> Info | None:
+        """Return what the gateway says it is: its cameras, its model, its limits.
+
+        Args:
+            timeout_s: how long the broker may take to tell it.
+
+        Returns:
+            None: the broker has none, or does not let this user read it, or a group is asked.
+        """
+        if self._node is None:
+            return None
+        try:
+            await asyncio.wait_for(self._has_info.wait(), timeout_s)
+            return read_message(self._info, Info)
+        except (TimeoutError, BadPayload):
+            return None
+
     def _fail_all(self, error: BrokerError) -> None:
         for exchange in list(self._exchanges.values()):
             exchange.fail(error.again())
@@ -237,7 +279,7 @@ class Client:
     def _hear(self, inbound: Inbound) -> None:
         if (found := self._response.fullmatch(inbound.topic)) is not None:
             exchange = self._exchanges.get(found[2])
-            if exchange is None or inbound.is_retained:
+            if exchange is None or inbound.is_retained or len(inbound.payload) > _MAX_MESSAGE_BYTES:
                 return
             try:
                 message = msgspec.json.decode(inbound.payload, type=StreamMessage)
@@ -246,32 +288,43 @@ class Client:
                 return
             if message.id == exchange.id and (message.seq is None or message.seq >= 0):
                 exchange.take(found[1], message)
-        elif (found := self._about.fullmatch(inbound.topic)) is not None:
+        elif (found := self._about.fullmatch(inbound.topic)) is not None and len(inbound.payload) <= _MAX_INFO_BYTES:
             node, what = found[1], found[2]
             if what == "status":
                 status = inbound.payload.decode(errors="replace")
                 self._presence.note_status(node, status, inbound.received_s, is_retained=inbound.is_retained)
-            elif (boot_id := _boot_id(inbound.payload)) is not None:
-                self._presence.note_boot(node, boot_id, inbound.received_s)
+                return
+            if node == self._node:
+                self._info = inbound.payload
+                self._has_info.set()
+            if (known := _identity(inbound.payload)) is not None:
+                boot_id, group = known
+                self._presence.note_info(node, boot_id, inbound.received_s, group=group)
 
 
-def _boot_id(payload: bytes) -> str | None:
+def _identity(payload: bytes) -> tuple[str, str | None] | None:
+    """Return which start of a gateway an info is of, and its group; None if it says nothing of the kind."""
     try:
         info = msgspec.json.decode(payload)
     except (msgspec.MsgspecError, RecursionError, ValueError):
         return None
-    boot_id = info.get("boot_id") if isinstance(info, Mapping) else None
-    return boot_id if isinstance(boot_id, str) else None
+    boot_id, group = (info.get("boot_id"), info.get("group")) if isinstance(info, Mapping) else (None, None)
+    return (boot_id, group if isinstance(group, str) else None) if isinstance(boot_id, str) else None
 
 
 def _checked(request: Request) -> Request:
     """Return the request as the gateway would read it, so that what it would refuse is refused here."""
     try:
-        return msgspec.convert(msgspec.to_builtins(request), Request)
-    except (msgspec.ValidationError, TypeError, ValueError, OverflowError) as error:
-        found = re.search(r"`\$\.(\w+)", str(error))
-        field = found[1] if found is not None else "request"
-        raise RequestError(f"{field}: {error}", field=field) from None
+        return checked_request(request)
+    except BadPayload as error:
+        raise RequestError(error.message, field=error.param or "request") from None
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _as_list(images: Sequence[RemotePicture] | RemotePicture) -> list[Any]:
@@ -283,6 +336,8 @@ def _is_duration(value: object) -> bool:
     return is_number and math.isfinite(value) and 0.001 <= value <= _MAX_TIMEOUT_S  # type: ignore[operator, arg-type]
 
 
-def _own_name() -> str:
+def _own_name(username: str | None) -> str:
+    if username is not None and re.fullmatch(NAME, username) is not None:
+        return username
     host = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:40] or "client"
     return f"{host}-{secrets.token_hex(4)}"

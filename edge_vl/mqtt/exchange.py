@@ -12,6 +12,8 @@ from edge_vl.mqtt.stream_assembly import StreamAssembly
 
 __all__ = ["Event", "Exchange"]
 
+_MAX_ERROR_CHARACTERS = 4096
+
 Event = str | RemoteAnswer | EdgeVLError
 """What whoever reads a stream gets: text, and in the end an answer or an error."""
 
@@ -27,6 +29,7 @@ class Exchange:
         sent_s: `time.monotonic()` when the request went out; None before.
         cancelled_s: likewise when somebody cancelled it.
         upload_s: seconds until the broker had all raw pictures; None: there were none.
+        is_unheard: the broker said that nobody listened to the request.
     """
 
     def __init__(self, id: str, *, node: str | None, timeout_s: float) -> None:
@@ -37,6 +40,7 @@ class Exchange:
         self.sent_s: float | None = None
         self.cancelled_s: float | None = None
         self.upload_s: float | None = None
+        self.is_unheard = False
         self._timeout_s = timeout_s
         self._began_s = time.monotonic()
         self._first_text_s: float | None = None
@@ -72,7 +76,12 @@ class Exchange:
                 total_s = time.monotonic() - self._began_s
                 start = self._assembly.start
                 answer = RemoteAnswer.of(
-                    start, end, upload_s=self.upload_s, first_text_s=self._first_text_s, total_s=total_s
+                    start,
+                    end,
+                    is_consistent=self._assembly.is_consistent,
+                    upload_s=self.upload_s,
+                    first_text_s=self._first_text_s,
+                    total_s=total_s,
                 )
                 self._settle(answer)
             case messages.ErrorMessage(error=facts):
@@ -84,10 +93,13 @@ class Exchange:
         """End it with an error of this side."""
         self._settle(error)
 
-    def expire(self) -> None:
-        """End it because nothing came in time."""
+    def expire(self, hint: str = "") -> None:
+        """End it because nothing came in time; the hint says what may be the cause."""
         stage = "the answer" if self.has_begun else "waiting for a gateway" if self.sent_s is not None else "sending"
-        self._settle(DeadlineExceeded(self._timeout_s, stage=stage, text=self.text))
+        late = DeadlineExceeded(self._timeout_s, stage=stage, text=self.text)
+        if hint:
+            late.args = (f"{late}; {hint}",)
+        self._settle(late)
 
     def _settle(self, outcome: RemoteAnswer | EdgeVLError) -> None:
         if not self.settled.is_set():
@@ -95,11 +107,12 @@ class Exchange:
             self.events.put_nowait(outcome)
 
     def _error_of(self, facts: messages.ErrorFacts) -> EdgeVLError:
-        remote = RemoteError(facts.message, type=facts.type, param=facts.param)
+        message = facts.message[:_MAX_ERROR_CHARACTERS]
+        remote = RemoteError(message, type=facts.type, param=None if facts.param is None else facts.param[:200])
         if facts.type != "deadline_exceeded":
             return remote
         what = "the age of the frame" if facts.param == "max_frame_age_ms" else "the deadline"
         late = DeadlineExceeded(self._timeout_s, stage="the gateway's work", text=self.text, what=what)
-        late.args = (facts.message,)
+        late.args = (message,)
         late.__cause__ = remote
         return late

@@ -24,6 +24,11 @@ __all__ = ["Fleet", "Gateway", "Heard"]
 
 _OUTBOX_BYTES = 1024 * 1024
 _MAX_WAITING = 1024
+_MAX_WAITING_BYTES = 8 * 1024 * 1024
+_MAX_GATEWAYS = 1024
+_MAX_GATEWAY_BYTES = 256 * 1024
+_MAX_KNOWN_BYTES = 8 * 1024 * 1024
+_ENTRY_BYTES = 256
 
 T = TypeVar("T")
 
@@ -35,7 +40,7 @@ class Gateway:
     Attributes:
         status: `online`, `stopped` or `offline`; empty: not known.
         info: what it is; None: not known.
-        cameras: the state of each, by name.
+        cameras: the last state of each, by name; how they are now is not known of a gateway that is not online.
     """
 
     status: str = ""
@@ -43,12 +48,12 @@ class Gateway:
     cameras: dict[str, CameraStateMessage] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready form."""
-        return {
-            "status": self.status or "unknown",
-            "info": msgspec.to_builtins(self.info),
-            "cameras": {name: msgspec.to_builtins(state) for name, state in sorted(self.cameras.items())},
-        }
+        """Return a JSON-ready form. Of a gateway that is not online, a camera's `last_status` is what it said last."""
+        cameras = {name: msgspec.to_builtins(state) for name, state in sorted(self.cameras.items())}
+        if self.status != "online":
+            for camera in cameras.values():
+                camera["last_status"], camera["status"] = camera["status"], "unknown"
+        return {"status": self.status or "unknown", "info": msgspec.to_builtins(self.info), "cameras": cameras}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,9 @@ class Heard:
 
 class Fleet:
     """Listens to all gateways under a prefix. Use it in `async with`.
+
+    Anybody whom the broker lets in may call itself a gateway. So only the 1,024 heard of last are known, fewer where
+    they say more than 8 MiB of themselves, and as much waits to be taken by `heard`.
 
     Attributes:
         gateways: what is known of each, by name.
@@ -90,7 +98,10 @@ class Fleet:
         prefix = check_prefix(prefix if prefix is not None else url_prefix or "edge_vl")
         self.gateways: dict[str, Gateway] = {}
         self._about = re.compile(f"{re.escape(prefix)}/({NAME})/(?:(status|info)|camera/({NAME})/(state|answer|event))")
-        self._heard: asyncio.Queue[Heard | BrokerError] = asyncio.Queue(_MAX_WAITING)
+        self._sizes: dict[str, dict[str, int]] = {}
+        self._num_known_bytes = 0
+        self._heard: asyncio.Queue[tuple[Heard | BrokerError, int]] = asyncio.Queue(_MAX_WAITING)
+        self._num_heard_bytes = 0
         self._stirred = asyncio.Event()
         filters: dict[str, QoS] = {f"{prefix}/+/{what}": 1 for what in ("status", "info")}
         filters |= {f"{prefix}/+/camera/+/{what}": 1 for what in ("state", "answer", "event")}
@@ -135,7 +146,8 @@ class Fleet:
             BrokerError: the broker cannot be used any more.
         """
         while True:
-            item = await self._heard.get()
+            item, num_bytes = await self._heard.get()
+            self._num_heard_bytes -= num_bytes
             if isinstance(item, BrokerError):
                 raise item.again()
             yield item
@@ -146,7 +158,10 @@ class Fleet:
             return
         self._stirred.set()
         node, what, camera, of_camera = found.groups()
-        gateway = self.gateways.setdefault(node, Gateway())
+        is_kept = of_camera in (None, "state")
+        gateway = self._known(node, what or f"camera/{camera}", len(inbound.payload) if is_kept else 0)
+        if gateway is None:
+            return
         if what == "status":
             status = inbound.payload.decode(errors="replace")
             gateway.status = status if status in ("online", "stopped", "offline") else ""
@@ -165,12 +180,35 @@ class Fleet:
             else:
                 message = _read(inbound.payload, CameraEvent)
             if message is not None:
-                self._put(Heard(node, message))
+                self._put(Heard(node, message), len(inbound.payload))
 
-    def _put(self, item: Heard | BrokerError) -> None:
-        if self._heard.full():
-            self._heard.get_nowait()
-        self._heard.put_nowait(item)
+    def _known(self, node: str, what: str, num_bytes: int) -> Gateway | None:
+        """Return a gateway that something is to be noted of; None: it says too much of itself.
+
+        Forgets those that were not heard of for longest where all of them are too much.
+        """
+        sizes = self._sizes.get(node, {})
+        num_more = num_bytes + _ENTRY_BYTES - sizes.get(what, 0)
+        if sum(sizes.values()) + num_more > _MAX_GATEWAY_BYTES:
+            return None
+        sizes[what] = num_bytes + _ENTRY_BYTES
+        self._sizes[node] = sizes
+        self._num_known_bytes += num_more
+        gateway = self.gateways.pop(node) if node in self.gateways else Gateway()
+        self.gateways[node] = gateway
+        while len(self.gateways) > _MAX_GATEWAYS or self._num_known_bytes > _MAX_KNOWN_BYTES:
+            oldest = next(iter(self.gateways))
+            del self.gateways[oldest]
+            self._num_known_bytes -= sum(self._sizes.pop(oldest).values())
+        return gateway
+
+    def _put(self, item: Heard | BrokerError, num_bytes: int = 0) -> None:
+        if num_bytes > _MAX_WAITING_BYTES:
+            return
+        while self._heard.full() or self._num_heard_bytes + num_bytes > _MAX_WAITING_BYTES:
+            self._num_heard_bytes -= self._heard.get_nowait()[1]
+        self._num_heard_bytes += num_bytes
+        self._heard.put_nowait((item, num_bytes))
 
 
 def _read(payload: bytes, kind: type[T]) -> T | None:

@@ -6,14 +6,21 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, NoReturn
 
 from edge_vl.errors import EdgeVLError
 
-__all__ = ["MAX_DEPTH", "PayloadError", "kind_of", "param_of", "read_object", "shown", "top_level_texts"]
+__all__ = ["MAX_DEPTH", "MAX_VALUES", "PayloadError", "kind_of", "param_of", "read_object", "shown", "top_level_texts"]
 
 MAX_DEPTH = 32
 """Objects and arrays within each other."""
+
+MAX_VALUES = 10_000
+"""Values of one payload, however small: each costs more than its bytes."""
+
+_MAX_TOKENS_LOOKED_AT = 4 * MAX_VALUES
+"""Of a payload that is broken."""
 
 _MAX_DIGITS = 32
 
@@ -22,7 +29,7 @@ _STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+'
 
 _TOKENS = re.compile(rf'{_STRING}"?|[\[\]{{}}:,]', re.DOTALL)
 
-_BRACKETS = re.compile(rf'{_STRING}"?|[\[\]{{}}]', re.DOTALL)
+_BRACKETS = re.compile(rf'{_STRING}"?|[\[\]{{}},]', re.DOTALL)
 
 _PLAIN = re.compile(r"[\w.\[\]-]{1,100}", re.ASCII)
 
@@ -72,7 +79,7 @@ def read_object(payload: bytes, *, max_bytes: int, max_depth: int = MAX_DEPTH) -
         text = payload.decode("utf-8")
     except UnicodeDecodeError as error:
         raise PayloadError(f"the payload is not UTF-8 (byte {error.start}); a JSON object is expected") from None
-    _check_depth(text, max_depth)
+    _check_shape(text, max_depth)
     try:
         value = json.loads(
             text,
@@ -111,7 +118,7 @@ def top_level_texts(payload: bytes, names: Mapping[str, int], *, max_bytes: int)
     depth = 0
     is_key = False
     key: str | None = None
-    for match in _TOKENS.finditer(text):
+    for match in islice(_TOKENS.finditer(text), _MAX_TOKENS_LOOKED_AT):
         token = match.group()
         if token in ("{", "["):
             depth += 1
@@ -164,9 +171,9 @@ def _loaded(token: str) -> str | None:
     return text if not _UNUSABLE.search(text) and "\ufffd" not in text else None
 
 
-def _check_depth(text: str, max_depth: int) -> None:
-    """See that brackets are not nested too deep, before a parser that goes down with them."""
-    depth = 0
+def _check_shape(text: str, max_depth: int) -> None:
+    """See that brackets are not nested too deep, and values not too many, before a parser makes objects of them."""
+    depth, num_values = 0, 1
     for match in _BRACKETS.finditer(text):
         first = text[match.start()]
         if first in "{[":
@@ -175,6 +182,12 @@ def _check_depth(text: str, max_depth: int) -> None:
                 raise _too_deep(max_depth)
         elif first in "}]":
             depth -= 1
+            continue
+        elif first != ",":
+            continue
+        num_values += 1
+        if num_values > MAX_VALUES:
+            raise PayloadError(f"the payload holds more than {MAX_VALUES} values")
 
 
 def _too_deep(max_depth: int) -> PayloadError:

@@ -63,7 +63,7 @@ EXAMPLES: Mapping[str, tuple[msgspec.Struct, ...]] = {
             reply_to="edge_vl/robot-7/answers",
         ),
     ),
-    "cancel": (Cancel(id="q1"),),
+    "cancel": (Cancel(id="q1", client="robot"), Cancel(id="q1")),
     "claim": (
         Claim(
             id="q1",

@@ -39,6 +39,7 @@ Name = Annotated[str, Meta(pattern=f"^{NAME}$")]
 Version = Literal[1]
 Milliseconds = Annotated[int, Meta(ge=1, le=86_400_000)]
 Topic = Annotated[str, Meta(min_length=1, max_length=1024)]
+BootId = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
 class ImageRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -100,10 +101,17 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 class Cancel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The wish to end a request."""
+    """The wish to end a request.
+
+    Attributes:
+        id: of the request.
+        v: version of the contract.
+        client: whose request it is; None: every request with this id, whoever asked.
+    """
 
     id: Name
     v: Version = 1
+    client: Name | None = None
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +120,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     v: Version = 1
     id: Name
     node: Name
-    boot_id: str
+    boot_id: BootId
     reply_to: Topic
     deadline_ms: int | None = None
     released: bool = False

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from edge_vl.mqtt.messages import AnswerFrame, ErrorFacts, Version
+from edge_vl.mqtt.messages import AnswerFrame, BootId, ErrorFacts, Name, Version
 from edge_vl.sources.camera_state import CameraStatus
 
 __all__ = [
@@ -73,10 +73,10 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
     v: Version = 1
     node: str
     version: str
-    boot_id: str
+    boot_id: BootId
     started_at: str
     protocol: Literal["3.1.1", "5"]
-    group: str | None = None
+    group: Name | None = None
     model: str
     profile: str
     vision_engine: str
@@ -218,13 +218,14 @@ class CameraEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Something happened to a camera.
 
     Attributes:
-        type: `online`, `offline`, `disabled`: its status; `motion`: something has changed in its picture; `when`: a
+        type: `online`, `offline`, `disabled`: its status; `motion`: something has begun to move in
+            its picture, or nothing does any more; `when`: a
             yes/no question has another answer; `error`: an answer failed.
         at: wall time in ISO 8601, UTC.
         t_ms: monotonic clock: to be compared within one run of the gateway, and never set back.
         reason: of a status, for a person to read.
         name: of `when`: which question.
-        value: of `when`: what it says now.
+        value: of `when`: what it says now; of `motion`: true where it begins, false where it has ended.
         frame: index of the frame that it is about.
         suppressed: events of the same kind that were not sent since the last one, because there were too many.
         error: of `error`.

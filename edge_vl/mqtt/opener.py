@@ -17,6 +17,9 @@ __all__ = ["Opener", "first_of", "new_client_id"]
 _LISTEN_FIRST_S = 0.5
 """How long to wait for the words of a broker that has closed an encrypted connection without any."""
 
+_LEAST_ANSWER_S = 2.0
+"""How long a broker may say nothing to the first attempt in MQTT 5: some older ones wait for more than there is."""
+
 _GOODBYE_S = 0.5
 
 
@@ -74,7 +77,7 @@ class Opener:
         """Connect; return None if `stopping` was set meanwhile.
 
         A broker that refuses MQTT 5 is spoken to in 3.1.1 from then on. One older than MQTT 5 may close the connection
-        instead of naming the reason: it is asked in 3.1.1, too, as long as it has never answered.
+        or say nothing instead of naming the reason: it is asked in 3.1.1, too, as long as it has never answered.
 
         Raises:
             BrokerError: there is no connection; its reason says whether it is of use to try again.
@@ -90,11 +93,11 @@ class Opener:
             self._is_version_known = True
         return connection
 
-    async def lives_under_another_id(self, limit_s: float, stopping: asyncio.Event) -> bool:
-        """Whether a connection that says nothing, under an id that nobody else has, lives for so long."""
+    async def lives_in_silence(self, client_id: str, limit_s: float, stopping: asyncio.Event) -> bool:
+        """Whether a connection that says nothing, under some id, lives for so long."""
         silent = Handlers(_nothing, _nothing, _nothing, _nothing)
         try:
-            connection = await self._open_as(self.version, stopping, new_client_id("edge_vl"), None, silent)
+            connection = await self._open_as(self.version, stopping, client_id, None, silent)
         except BrokerError:
             return False
         if connection is None:
@@ -120,6 +123,7 @@ class Opener:
     async def _open_as(
         self, version: Version, stopping: asyncio.Event, client_id: str, will: Outbound | None, handlers: Handlers
     ) -> Connection | None:
+        may_be_old = self._settings.protocol == "auto" and version == "5" and not self._is_version_known
         connection = Connection(
             self._settings,
             version=version,
@@ -129,6 +133,7 @@ class Opener:
             dialer=self._dialer,
             is_version_known=self._is_version_known,
             listen_first_s=_LISTEN_FIRST_S if self._is_certificate_missing else 0.0,
+            least_answer_s=_LEAST_ANSWER_S if may_be_old else None,
         )
         opening = asyncio.ensure_future(connection.open())
         await first_of(stopping, opening)

@@ -5,9 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Inbound", "Outbound", "QoS"]
+__all__ = ["MAX_CORRELATION_BYTES", "Inbound", "Outbound", "QoS"]
 
 QoS = Literal[0, 1]
+
+MAX_CORRELATION_BYTES = 512
+"""Longer correlation data is not taken: it is repeated in every message of an answer."""
+
+_VERSION_BYTES = 7
+"""Of the user property that names the contract's version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,7 @@ class Outbound:
         correlation: what the request's sender knows it by.
         response_topic: where an answer is expected.
         expiry_s: after which the broker need not deliver it any more; None: never.
+        needs_listener: the broker's word that nobody has subscribed to its topic is an error; said by MQTT 5 alone.
     """
 
     topic: str
@@ -56,3 +63,25 @@ class Outbound:
     correlation: bytes | None = None
     response_topic: str | None = None
     expiry_s: int | None = None
+    needs_listener: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the packet that carries it over MQTT 5; over 3.1.1 it is smaller by what only MQTT 5 knows."""
+        properties = 0
+        if self.content_type:
+            properties += 3 + len(self.content_type.encode()) + _VERSION_BYTES
+        if self.correlation is not None:
+            properties += 3 + len(self.correlation)
+        if self.response_topic is not None:
+            properties += 3 + len(self.response_topic.encode())
+        if self.expiry_s is not None:
+            properties += 5
+        topic = 2 + len(self.topic.encode("utf-8", "surrogatepass"))
+        rest = topic + 2 * self.qos + _length_bytes(properties) + properties + len(self.payload)
+        return 1 + _length_bytes(rest) + rest
+
+
+def _length_bytes(length: int) -> int:
+    """Return how many bytes say a length: seven bits each."""
+    return 1 + (length > 0x7F) + (length > 0x3FFF) + (length > 0x1FFFFF)

@@ -15,6 +15,10 @@ OFFLINE_GRACE_S = 5.0
 
 _STATUSES = ("online", "stopped", "offline")
 
+_MAX_NODES = 1024
+_MAX_BOOT_ID_CHARACTERS = 64
+_MAX_GROUP_CHARACTERS = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Gone:
@@ -30,10 +34,12 @@ class _Node:
     since_s: float
     boot_id: str = ""
     boot_since_s: float = 0.0
+    has_info: bool = False
+    group: str | None = None
 
 
 class Presence:
-    """What is known of gateways. Times are `time.monotonic()`."""
+    """What is known of gateways: of the 1,024 that were heard of last. Times are `time.monotonic()`."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, _Node] = {}
@@ -49,19 +55,45 @@ class Presence:
         """
         if status not in _STATUSES:
             return
-        if node not in self._nodes and is_retained:
-            self._nodes[node] = _Node(status, -math.inf)
-        known = self._nodes.setdefault(node, _Node("", now_s))
+        is_older = is_retained and node not in self._nodes
+        known = self._known(node, -math.inf if is_older else now_s)
+        if is_older:
+            known.status = status
         if known.status != status:
             known.status, known.since_s = status, now_s
 
-    def note_boot(self, node: str, boot_id: str, now_s: float) -> None:
-        """Take in which start of a gateway is running."""
-        known = self._nodes.setdefault(node, _Node("", now_s))
+    def note_info(self, node: str, boot_id: str, now_s: float, *, group: str | None = None) -> None:
+        """Take in which start of a gateway is running, and which group it works for."""
+        if len(boot_id) > _MAX_BOOT_ID_CHARACTERS or len(group or "") > _MAX_GROUP_CHARACTERS:
+            return
+        known = self._known(node, now_s)
+        known.has_info, known.group = True, group
         if known.boot_id != boot_id:
             known.boot_id, known.boot_since_s = boot_id, now_s
 
-    def why_gone(self, node: str | None, *, has_begun: bool, boot_id: str, asked_s: float, now_s: float) -> Gone | None:
+    def _known(self, node: str, since_s: float) -> _Node:
+        """Return what is known of a node, and forget the one that was not heard of for longest."""
+        known = self._nodes.pop(node, None) or _Node("", since_s)
+        self._nodes[node] = known
+        if len(self._nodes) > _MAX_NODES:
+            del self._nodes[next(iter(self._nodes))]
+        return known
+
+    def is_online(self, node: str) -> bool:
+        """Whether the broker says so."""
+        return node in self._nodes and self._nodes[node].status == "online"
+
+    def why_gone(
+        self,
+        node: str | None,
+        *,
+        has_begun: bool,
+        boot_id: str,
+        asked_s: float,
+        now_s: float,
+        group: str | None = None,
+        is_unheard: bool = False,
+    ) -> Gone | None:
         """Say why a request that waits will not be answered any more.
 
         Args:
@@ -70,18 +102,22 @@ class Presence:
             boot_id: which start of the gateway has it; empty: not known.
             asked_s: when it was sent.
             now_s: the present.
+            group: which one was asked, where no node was.
+            is_unheard: the broker said that nobody listened to the request.
 
         Returns:
             None: it may still be answered.
         """
         if node is None:
-            return self._why_no_worker(asked_s, now_s)
+            return self._why_no_worker(group, asked_s, now_s, is_unheard=is_unheard)
         known = self._nodes.get(node)
         if known is None or not known.status:
             if has_begun or now_s - asked_s < UNKNOWN_AFTER_S:
                 return None
             return Gone("nobody", f"the broker knows of no gateway {node!r}")
         if known.status == "online":
+            if is_unheard and not has_begun and now_s - asked_s >= UNKNOWN_AFTER_S:
+                return Gone("nobody", f"the gateway {node!r} is online, but does not listen to requests")
             is_other = bool(boot_id and known.boot_id) and boot_id != known.boot_id
             if is_other and now_s - known.boot_since_s >= OFFLINE_GRACE_S:
                 return Gone("restart", f"the gateway {node!r} was started anew and does not know it")
@@ -95,10 +131,14 @@ class Presence:
         reason = "worker_lost" if known.status == "offline" else "shutdown"
         return Gone(reason, f"the gateway {node!r} {'is offline' if known.status == 'offline' else 'was stopped'}")
 
-    def _why_no_worker(self, asked_s: float, now_s: float) -> Gone | None:
-        if now_s - asked_s < UNKNOWN_AFTER_S or any(known.status == "online" for known in self._nodes.values()):
+    def _why_no_worker(self, group: str | None, asked_s: float, now_s: float, *, is_unheard: bool) -> Gone | None:
+        if now_s - asked_s < UNKNOWN_AFTER_S:
             return None
-        return Gone("nobody", "the broker knows of no gateway that is online")
+        online = [known for known in self._nodes.values() if known.status == "online"]
+        if not is_unheard and any(not known.has_info or known.group == group for known in online):
+            return None
+        others = "" if not online else "; of others there are"
+        return Gone("nobody", f"the broker knows of no gateway of the group {group!r} that is online{others}")
 
 
 def _in_words(status: str) -> str:

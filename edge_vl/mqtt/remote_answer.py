@@ -27,6 +27,7 @@ class RemoteAnswer:
         model: what it runs; likewise.
         frame: of which frame the answer is; None without a picture.
         degraded: what was done less well than asked for; empty: nothing.
+        is_consistent: False: `text` does not begin with the text that was streamed before; `text` is the one to go by.
         upload_s: seconds on this side until the broker had all raw pictures; None: none were sent.
         first_text_s: seconds on this side from asking to the first text; None: an empty answer.
         total_s: seconds on this side from asking to the end.
@@ -41,13 +42,21 @@ class RemoteAnswer:
     model: str = ""
     frame: AnswerFrame | None = None
     degraded: tuple[str, ...] = field(default=())
+    is_consistent: bool = True
     upload_s: float | None = None
     first_text_s: float | None = None
     total_s: float = 0.0
 
     @classmethod
     def of(
-        cls, start: Start | None, end: End, *, upload_s: float | None, first_text_s: float | None, total_s: float
+        cls,
+        start: Start | None,
+        end: End,
+        *,
+        is_consistent: bool,
+        upload_s: float | None,
+        first_text_s: float | None,
+        total_s: float,
     ) -> RemoteAnswer:
         """Put together what the first and the last message say."""
         return cls(
@@ -60,6 +69,7 @@ class RemoteAnswer:
             model=start.model if start is not None else "",
             frame=end.frame,
             degraded=tuple(end.degraded),
+            is_consistent=is_consistent,
             upload_s=upload_s,
             first_text_s=first_text_s,
             total_s=total_s,
@@ -77,6 +87,7 @@ class RemoteAnswer:
             "timings": dict(self.timings),
             "frame": None if self.frame is None else msgspec.to_builtins(self.frame),
             "degraded": list(self.degraded),
+            "is_consistent": self.is_consistent,
             "upload_s": None if self.upload_s is None else round(self.upload_s, 6),
             "first_text_s": None if self.first_text_s is None else round(self.first_text_s, 6),
             "total_s": round(self.total_s, 6),

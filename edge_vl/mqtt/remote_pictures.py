@@ -44,7 +44,7 @@ class RawPicture:
         Raises:
             ImageError: the file cannot be read or is no picture.
         """
-        content = self.content
+        content, path = self.content, None
         if isinstance(content, Path):
             path = content
             try:
@@ -58,10 +58,20 @@ class RawPicture:
         if isinstance(content, bytes):
             if name_file_kind(content) in _SENT_AS_THEY_ARE:
                 return content
-            content = load_picture(content, index=self.index, limits=_LIMITS)
+            content = self._decoded(content, path)
         file = io.BytesIO()
         Image.fromarray(content.pixels).save(file, "JPEG", quality=_JPEG_QUALITY, subsampling=0)
         return file.getvalue()
+
+    def _decoded(self, encoded: bytes, path: Path | None) -> Frame:
+        try:
+            return load_picture(encoded, index=self.index, limits=_LIMITS)
+        except ImageError as error:
+            if path is None:
+                raise
+            named = error.again()
+            named.args = (str(error).replace("<bytes>", str(path)),)
+            raise named from None
 
 
 def take_picture(picture: RemotePicture, index: int) -> ImageRef | RawPicture:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Self
 
-from edge_vl.errors import EdgeVLError
+from edge_vl.errors import EdgeVLError, RequestError
 from edge_vl.mqtt.exchange import Exchange
 from edge_vl.mqtt.remote_answer import RemoteAnswer
 
@@ -17,8 +17,9 @@ __all__ = ["RemoteStream"]
 class RemoteStream:
     """The text of an answer while it comes in.
 
-    All texts joined are the answer's text, whatever was lost or came twice on the way. The exchange goes on in the
-    client; a stream that nobody holds any more cancels it. Not for several threads.
+    All texts joined are the answer's text, whatever was lost or came twice on the way, unless the gateway contradicts
+    itself, which `RemoteAnswer.is_consistent` tells. The exchange goes on in the client; a stream that nobody holds any
+    more cancels it. Only for the event loop that it was made in.
     """
 
     def __init__(self, exchange: Exchange, cancel: Callable[[], None], leave: Callable[[], None]) -> None:
@@ -58,7 +59,10 @@ class RemoteStream:
             DeadlineExceeded: the answer was not there in time.
             BrokerError: the broker cannot be used any more.
             ImageError: a picture that was to be sent cannot be.
+            RequestError: another event loop runs here than the one that the stream was made in.
         """
+        if asyncio.get_running_loop() is not self._loop:
+            raise RequestError("a stream is read in the event loop that its client runs in", field="client")
         if self._outcome is None:
             try:
                 event = await self._exchange.events.get()

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from edge_vl.errors import RequestError
+from edge_vl.mqtt.topics import MAX_LEVELS
 
 __all__ = ["MAX_TOPIC_BYTES", "RESERVED_NAMES", "ReplyRule", "check_topic"]
 
@@ -30,11 +31,13 @@ def check_topic(topic: str, field: str) -> str:
     """Return a topic that a message can be sent to.
 
     Raises:
-        RequestError: it is none: empty, too long, with a wildcard or a character that no broker takes.
+        RequestError: it is none: empty, too long, of too many levels or with an empty one, with a wildcard or a
+            character that no broker takes.
     """
     if not topic:
         raise RequestError(f"{field} is empty", field=field)
-    if _REFUSED_BY_BROKERS.search(topic):
+    is_plain = topic.isascii() and topic.isprintable()  # as most are; the search takes long
+    if not is_plain and _REFUSED_BY_BROKERS.search(topic):
         raise RequestError(f"{field} holds a character that topics may not have", field=field)
     num_bytes = len(topic.encode("utf-8"))
     if num_bytes > MAX_TOPIC_BYTES:
@@ -43,6 +46,11 @@ def check_topic(topic: str, field: str) -> str:
         raise RequestError(f"{field} holds a wildcard, + or #", field=field)
     if topic.startswith("$"):
         raise RequestError(f"{field} begins with $, which belongs to the broker", field=field)
+    levels = topic.split("/")
+    if "" in levels:
+        raise RequestError(f"{field} has an empty level", field=field)
+    if len(levels) > MAX_LEVELS:  # brokers may close the connection for a topic of many levels, as mosquitto does
+        raise RequestError(f"{field} has {len(levels)} levels and may have {MAX_LEVELS}", field=field)
     return topic
 
 
@@ -76,8 +84,6 @@ class ReplyRule:
         """
         check_topic(topic, field)
         levels = topic.split("/")
-        if "" in levels:
-            raise RequestError(f"{field} has an empty level", field=field)
         below = _rest(levels, self.prefix)
         if below is not None and len(below) == 4 and below[1] == "response":
             return topic  # whatever client and request are called

@@ -57,17 +57,23 @@ class RequestSender:
             content_type=_JSON,
             correlation=request.id.encode(),
             expiry_s=math.ceil((request.deadline_ms or 1000) / 1000),
+            needs_listener=True,
         )
         # A worker of a group may answer before the broker's word that it has the request is here.
         exchange.sent_s = time.monotonic()
-        await self._acknowledged([self._session.post(message, "terminal")])
+        try:
+            await self._acknowledged([self._session.post(message, "terminal")])
+        except BrokerError as error:
+            if error.reason != "unheard":
+                raise
+            exchange.is_unheard = True
         if not exchange.has_begun:
             exchange.sent_s = time.monotonic()
 
     def send_cancel(self, exchange: Exchange) -> None:
         """Ask whoever has a request to end it."""
         if exchange.sent_s is not None:
-            payload = msgspec.json.encode(Cancel(exchange.id))
+            payload = msgspec.json.encode(Cancel(exchange.id, client=self._client))
             self._session.post(Outbound(self._target.cancel, payload, content_type=_JSON), "drop")
 
     async def _send_pictures(self, exchange: Exchange, pictures: Sequence[ImageRef | RawPicture]) -> list[ImageRef]:
@@ -75,13 +81,14 @@ class RequestSender:
         refs: list[ImageRef] = []
         posted: list[asyncio.Future[float]] = []
         began_s = time.monotonic()
-        num_inline_bytes = 0
+        num_inline_bytes = largest_bytes = 0
         try:
             for index, picture in enumerate(pictures):
                 if isinstance(picture, ImageRef):
                     refs.append(picture)
                     continue
                 encoded = await asyncio.to_thread(picture.encoded)
+                largest_bytes = max(largest_bytes, len(encoded))
                 if isinstance(self._target, NodeTopics):
                     topic = self._target.image(self._client, f"{exchange.id}-{index}")
                     posted.append(self._session.post(Outbound(topic, encoded), "terminal"))
@@ -96,7 +103,14 @@ class RequestSender:
                     )
                 refs.append(ImageRef(base64=base64.b64encode(encoded).decode()))
             # The request goes on another topic, and only within one topic does a broker keep the order.
-            await self._acknowledged(posted)
+            try:
+                await self._acknowledged(posted)
+            except BrokerError as error:
+                raise BrokerError(
+                    f"the broker did not take a picture (the largest has {largest_bytes} bytes; it may allow less): "
+                    f"{error}",
+                    reason=error.reason,
+                ) from error
             if posted:
                 exchange.upload_s = time.monotonic() - began_s
         finally:
@@ -115,8 +129,7 @@ class RequestSender:
                 future.cancel()
         if any(future.cancelled() for future in posted):
             raise BrokerError(
-                "the broker did not take a message of this request; a picture may be larger than it allows, or too "
-                "much waits for it already",
+                "the broker did not take a message of this request; too much may wait for it already",
                 reason="lost",
             )
         for future in posted:

@@ -12,9 +12,12 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from edge_vl.errors import BrokerError, RequestError
 from edge_vl.mqtt.broker_settings import BrokerSettings
 from edge_vl.mqtt.link_model import LinkModel
+from edge_vl.mqtt.loss_log import LossLog
 from edge_vl.mqtt.opener import Opener, first_of, new_client_id
 from edge_vl.mqtt.outbox import Entry, Keep, Outbox
 from edge_vl.mqtt.packet import Inbound, Outbound, QoS
+from edge_vl.mqtt.refusals import message_refusal
+from edge_vl.mqtt.suspicion import SETTLE_S
 from edge_vl.mqtt.take_overs import SOON_S, TakeOvers
 from edge_vl.mqtt.transport import Connection, Handlers, Loss, Version, check_installed
 
@@ -61,6 +64,7 @@ class Session:
         will: Outbound | None = None,
         before_send: Callable[[], Awaitable[None]] | None = None,
         on_state: Callable[[str, str], None] | None = None,
+        on_refused: Callable[[Outbound, int], None] | None = None,
         outbox_bytes: int = 8 * 2**20,
         client_id_stem: str = "edge_vl",
     ) -> None:
@@ -75,6 +79,8 @@ class Session:
             will: what the broker sends when this program ends without `stop`.
             before_send: awaited on every connection when it hears and has sent nothing; at most 2 s.
             on_state: is told of changes; must not block.
+            on_refused: is told of messages that the broker does not take, and its reason; must not block. In 3.1.1 it
+                cannot say so. None: the log tells.
             outbox_bytes: bound of what waits or is not confirmed.
             client_id_stem: what a client id begins with that nobody has set.
         """
@@ -86,6 +92,7 @@ class Session:
         self._on_connect = on_connect
         self._before_send = before_send
         self._on_state = on_state
+        self._on_refused = on_refused
         self._outbox: Outbox[asyncio.Future[float]] = Outbox(outbox_bytes)
         self._opener = Opener(
             settings,
@@ -94,8 +101,10 @@ class Session:
             handlers=Handlers(self._received, self._confirmed, self._pump, self._tick),
         )
         self._random = random.Random()
+        self._losses = LossLog(_log)
         self._connection: Connection | None = None
         self._is_ready = False
+        self._ready_s = 0.0
         self._is_pump_due = False
         self._ready = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -145,7 +154,10 @@ class Session:
 
         Returns:
             Done when the broker has confirmed it, with the round trip in seconds; at QoS 0 when it is sent, with 0.0.
-            Cancelled when the message is given up. Cancelling it takes the message back, if it is not sent yet.
+            Cancelled when the message is given up for want of room, or because this session has ended. Cancelling it
+            takes the message back, if it is not sent yet. It has a `BrokerError` when the message cannot be delivered:
+            the broker does not take it, or ends each connection on which it is sent (`refused`), or nobody listens
+            where the message needs that (`unheard`).
 
         Raises:
             RequestError: nothing can be sent to that topic.
@@ -157,7 +169,15 @@ class Session:
             self._outbox.num_dropped[keep] += 1
             receipt.cancel()
             return receipt
-        _cancel(self._outbox.add(Entry(message, keep, receipt)))
+        entry = Entry(message, keep, receipt)
+        if self._outbox.is_banned(message.topic, time.monotonic()):
+            self._outbox.num_dropped[keep] += 1
+            _refuse(entry, "messages for its topic ended the connections to the broker")
+            return receipt
+        dropped = self._outbox.add(entry)
+        if dropped:
+            self._losses.no_room(entry, dropped, self._outbox.num_bytes)
+        _cancel(dropped)
         self._pump_soon(loop)
         return receipt
 
@@ -214,6 +234,8 @@ class Session:
             self._drained.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._drained.wait(), timeout_s)
+        if not self._stopping.is_set() and (num_left := self._outbox.num_kept):
+            _log.warning("at the stop, the broker had not confirmed %d messages; they may be lost", num_left)
         self._stopping.set()
         if self._loop is not None:
             with contextlib.suppress(TimeoutError):
@@ -264,6 +286,7 @@ class Session:
         if connection is None:
             return 0.0
         since_s = time.monotonic()
+        loss: Loss | None = None
         try:
             loss = await self._hold(connection)
         finally:
@@ -271,7 +294,13 @@ class Session:
             self._ready.clear()
             self._connection = None
             connection.abandon()
-            _cancel(self._outbox.connection_lost())
+            is_by_broker = loss is not None and loss.is_by_broker
+            dropped = self._outbox.connection_lost(time.monotonic(), is_by_broker=is_by_broker)
+            if guilty := [entry for entry in dropped if entry.is_guilty]:
+                self._losses.guilty([entry.message for entry in guilty])
+            for entry in guilty:
+                _refuse(entry, "the broker ended each connection on which it was sent")
+            _cancel(dropped)
         lived_s = time.monotonic() - since_s
         if loss is not None:
             self._failure = BrokerError(loss.text, reason="lost")
@@ -295,7 +324,12 @@ class Session:
                 Entry(message, "latest" if message.is_retained else "drop", loop.create_future())
                 for message in self._on_connect()
             ]
-            _cancel(self._outbox.add_first(first))
+            self._ready_s = time.monotonic()
+            _cancel(
+                self._outbox.add_first(
+                    entry for entry in first if not self._outbox.is_banned(entry.message.topic, self._ready_s)
+                )
+            )
             self._is_ready = True
             self._ready.set()
             self._failure = None
@@ -342,7 +376,10 @@ class Session:
         """
         verdict = self._take_overs.judge(loss, lived_s, time.monotonic())
         if verdict == "perhaps":
-            is_so = await self._opener.lives_under_another_id(min(2.0 * lived_s + 1.0, SOON_S), self._stopping)
+            limit_s = min(2.0 * lived_s + 1.0, SOON_S)
+            # One that says nothing and lives as long shows that the broker hung up on what was said.
+            is_so = not await self._opener.lives_in_silence(self.client_id, limit_s, self._stopping)
+            is_so = is_so and await self._opener.lives_in_silence(new_client_id("edge_vl"), limit_s, self._stopping)
             verdict = "yes" if is_so else "no"
         if verdict == "yes":
             other = "" if loss.is_taken_over else " (or the broker ends connections that publish what they may not)"
@@ -361,23 +398,29 @@ class Session:
             _log.exception("a message on %.200r could not be taken", inbound.topic)
 
     def _confirmed(self, number: int, reason: int) -> None:
-        entry = self._outbox.confirmed(number)
+        now_s = time.monotonic()
+        entry = self._outbox.confirmed(number, now_s)
         if entry is None:
             return
-        rtt_s = time.monotonic() - entry.sent_s
+        rtt_s = now_s - entry.sent_s
         self.link.exchanged(rtt_s)
+        if reason >= 128:
+            (self._on_refused or self._losses.refused)(entry.message, reason)
         if not entry.receipt.done():
-            if reason < 128:
+            refused = message_refusal(reason, entry.message)
+            if refused is None:
                 entry.receipt.set_result(rtt_s)
             else:
-                text = f"the broker does not take messages for {entry.message.topic} (reason {reason})"
-                entry.receipt.set_exception(BrokerError(text, reason="refused"))
+                entry.receipt.set_exception(refused)
                 entry.receipt.exception()  # perhaps nobody looks at it
         self._pump_soon(asyncio.get_running_loop())
 
     def _tick(self) -> None:
         connection, oldest_s = self._connection, self._outbox.oldest_sent_s
-        if connection is None or oldest_s is None:
+        if connection is None:
+            return
+        if oldest_s is None:
+            self._pump_soon(asyncio.get_running_loop())  # perhaps a suspect waits for its moment
             return
         keepalive_s = float(self._settings.keepalive_s)
         limit_s = self.link.timeout_s(_MIN_TIMEOUT_S, max(_MIN_TIMEOUT_S, keepalive_s))
@@ -401,9 +444,10 @@ class Session:
         if connection is None or not self._is_ready:
             return
         limit = min(_MAX_IN_FLIGHT, connection.max_in_flight or _MAX_IN_FLIGHT)
+        is_settled = time.monotonic() - self._ready_s >= SETTLE_S
         num_bytes = 0
         while not connection.is_blocked and not connection.closed.done():
-            entry = self._outbox.take(limit)
+            entry = self._outbox.take(limit, is_settled=is_settled)
             if entry is None:
                 break
             self._send(connection, entry)
@@ -416,8 +460,10 @@ class Session:
 
     def _send(self, connection: Connection, entry: Entry[asyncio.Future[float]]) -> None:
         message, max_bytes = entry.message, connection.max_packet_bytes
-        if max_bytes is not None and entry.cost_bytes > max_bytes:
-            self._give_up(entry, f"it has {len(message.payload)} bytes, and the broker takes packets of {max_bytes}")
+        if max_bytes is None:
+            max_bytes = self._outbox.max_packet_bytes(time.monotonic())
+        if max_bytes is not None and message.num_bytes > max_bytes:
+            self._give_up(entry, f"it takes {message.num_bytes} bytes, and the broker takes packets of {max_bytes}")
             return
         try:
             number = connection.publish(message)
@@ -434,8 +480,8 @@ class Session:
 
     def _give_up(self, entry: Entry[asyncio.Future[float]], why: str) -> None:
         self._outbox.num_dropped[entry.keep] += 1
-        entry.receipt.cancel()
-        _log.warning("a message for %.200r cannot be sent: %s", entry.message.topic, why)
+        _refuse(entry, why)
+        self._losses.too_large(entry.message, why)
 
     def _tell(self, state: str, text: str) -> None:
         """Tell whoever listens; who does not, finds it in the log, what repeats itself only in detail."""
@@ -459,6 +505,13 @@ async def _as_coroutine(awaitable: Awaitable[None]) -> None:
 def _cancel(entries: Iterable[Entry[asyncio.Future[float]]]) -> None:
     for entry in entries:
         entry.receipt.cancel()
+
+
+def _refuse(entry: Entry[asyncio.Future[float]], why: str) -> None:
+    if not entry.receipt.done():
+        error = BrokerError(f"a message for {entry.message.topic:.200} cannot be delivered: {why}", reason="refused")
+        entry.receipt.set_exception(error)
+        entry.receipt.exception()  # perhaps nobody looks at it
 
 
 def _check_topic(topic: str) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from edge_vl.mqtt.messages import Aborted, Delta, End, ErrorMessage, Start, StreamMessage
 
-__all__ = ["StreamAssembly"]
+__all__ = ["MAX_CHARACTERS", "StreamAssembly"]
+
+MAX_CHARACTERS = 1 << 20
+"""Of a stream's text that is taken before its end: 32 for each of the most tokens that a request may ask for."""
 
 _MAX_HELD = 4096
 
@@ -13,20 +16,28 @@ class StreamAssembly:
     """What is known of a stream. A message may come twice, too late or never.
 
     Text is given away in order and without gaps: the text behind a message that is missing waits for it, or for the
-    terminal message, which has the whole text.
+    terminal message, which has the whole text. So does what would make the text longer than `MAX_CHARACTERS`.
 
     Attributes:
         start: the first message, once it is in.
-        text: what was given away so far.
         terminal: the last message, once it is in; nothing counts any more then.
+        is_consistent: False: the terminal message has another text than the one that was given away before.
     """
 
     def __init__(self) -> None:
         self.start: Start | None = None
-        self.text = ""
         self.terminal: End | ErrorMessage | Aborted | None = None
+        self.is_consistent = True
+        self._pieces: list[str] = []
         self._next_seq = 0
         self._held: dict[int, Start | Delta] = {}
+        self._num_characters = 0
+
+    @property
+    def text(self) -> str:
+        """What was given away so far."""
+        self._pieces = ["".join(self._pieces)]
+        return self._pieces[0]
 
     @property
     def has_begun(self) -> bool:
@@ -46,9 +57,12 @@ class StreamAssembly:
             return ""
         if isinstance(message, (End, ErrorMessage, Aborted)):
             return self._finish(message)
-        seq = message.seq
+        seq, num_characters = message.seq, _num_characters(message)
         if seq is None or seq < self._next_seq or seq in self._held or len(self._held) >= _MAX_HELD:
             return ""
+        if self._num_characters + num_characters > MAX_CHARACTERS:
+            return ""
+        self._num_characters += num_characters
         self._held[seq] = message
         if isinstance(message, Start):
             self.start = message
@@ -62,9 +76,20 @@ class StreamAssembly:
     def _finish(self, message: End | ErrorMessage | Aborted) -> str:
         self.terminal = message
         self._held.clear()
+        text = self.text
+        if message.text.startswith(text):
+            return self._give(message.text.removeprefix(text))
         # Whoever ends another's stream does not know its text.
-        return self._give(message.text.removeprefix(self.text)) if message.text.startswith(self.text) else ""
+        self.is_consistent = not isinstance(message, End)
+        return ""
 
     def _give(self, text: str) -> str:
-        self.text += text
+        if text:
+            self._pieces.append(text)
         return text
+
+
+def _num_characters(message: Start | Delta) -> int:
+    if isinstance(message, Delta):
+        return len(message.text)
+    return len(message.node) + len(message.boot_id) + len(message.model)

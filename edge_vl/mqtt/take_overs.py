@@ -24,7 +24,8 @@ class TakeOvers:
     Of two programs with one client id, each that connects makes the broker close the other's connection. A broker of
     MQTT 5 may name that reason; one of 3.1.1 cannot, and mosquitto 2.0 does not when the other program speaks 3.1.1.
     Then it looks like any other end that the broker makes soon. The word of the broker counts, and where it has said
-    nothing it takes another test: whether a connection under another id lives longer.
+    nothing it takes two other tests: whether a connection that says nothing ends as soon, and whether one under another
+    id lives longer.
     """
 
     def __init__(self, *, may_be_shared: bool) -> None:

@@ -102,6 +102,7 @@ class Connection:
         dialer: Dialer,
         is_version_known: bool = True,
         listen_first_s: float = 0.0,
+        least_answer_s: float | None = None,
     ) -> None:
         """Prepare; nothing is connected yet.
 
@@ -115,6 +116,8 @@ class Connection:
             is_version_known: whether the broker has spoken this version before.
             listen_first_s: how long to listen before anything is said. Whoever is refused for a missing certificate
                 and talks on may lose the words of the refusal, because the broker resets the connection.
+            least_answer_s: after which a broker that has taken the connection and says nothing counts as one that does
+                not know the version; more on a slow network. None: it may take as long as connecting may.
         """
         self.version: Version = version
         self.closed: asyncio.Future[Loss] = asyncio.get_running_loop().create_future()
@@ -128,6 +131,7 @@ class Connection:
         self._dialer = dialer
         self._is_version_known = is_version_known
         self._listen_first_s = listen_first_s
+        self._least_answer_s = least_answer_s
         self._loop = asyncio.get_running_loop()
         self._accepted: asyncio.Future[None] = self._loop.create_future()
         self._client: Client | None = None
@@ -147,13 +151,20 @@ class Connection:
                 before the broker had answered; `refused`, `tls`; `unsupported`: it does not speak this version.
         """
         name, limit_s = f"{self._settings.host}:{self._settings.port}", self._settings.connect_timeout_s
+        began_s = time.monotonic()
         try:
             async with asyncio.timeout(limit_s):
                 await self._dialer.run(self._dial, self._discard)
+                dial_s = time.monotonic() - began_s
                 self._watch_socket()
                 if self._listen_first_s > 0:
                     await asyncio.wait([self._accepted], timeout=self._listen_first_s)
                 self._write()
+                if self._least_answer_s is not None:
+                    await asyncio.wait([self._accepted], timeout=max(self._least_answer_s, 4 * dial_s))
+                    if not self._accepted.done():
+                        text = f"the broker {name} took the connection and did not answer in MQTT {self.version}"
+                        raise BrokerError(text, reason="unsupported")
                 await self._accepted
         except TimeoutError:
             self.abandon()
@@ -412,7 +423,8 @@ class Connection:
     def _on_disconnect(self, _client: Client, _data: object, flags: Any, reason: Any, _properties: object) -> None:
         error, code = self._errors.last, int(reason.value)
         is_told = bool(flags.is_disconnect_packet_from_server)
-        is_closed = code == _UNSPECIFIED and (error is None or isinstance(error, ConnectionError))
+        is_cut = isinstance(error, ConnectionError | ssl.SSLEOFError | ssl.SSLZeroReturnError)
+        is_closed = code == _UNSPECIFIED and (error is None or is_cut)
         if is_told:
             text = f"the broker ended the connection: {reason}"
         elif code == _KEEPALIVE_TIMEOUT:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +12,8 @@ from types import TracebackType
 from typing import Self
 
 from edge_vl.frame import Frame
-from edge_vl.sources.address import masked
+from edge_vl.rate_limited_log import RateLimitedLog
+from edge_vl.sources.address import masked, on_one_line
 from edge_vl.sources.camera_reader import Reader
 from edge_vl.sources.camera_record import CameraRecord
 from edge_vl.sources.camera_settings import CameraSettings
@@ -52,9 +54,10 @@ class Camera:
             on_state: called with the new state when the status changes, in order, on a thread of the camera's that does
                 nothing else then but to notice calls that hang. What it raises is logged.
         """
-        self._name = masked(name)
+        self._name = on_one_line(masked(name))
         self._open_capture = open_capture
         self._on_state = on_state
+        self._rated_log = RateLimitedLog(_log)  # a peer may switch a camera on and off as often as he likes
         self._record = CameraRecord(CameraSettings() if settings is None else settings)
         self._reader = self._start_reader(num_abandoned=0)
         self._watch_thread = threading.Thread(
@@ -64,6 +67,7 @@ class Camera:
         # A native call that returns while Python shuts down would end the process with an abort: OpenCV takes the lock
         # of Python back in a destructor, and Python ends the thread there.
         atexit.register(self.close)
+        self._process = os.getpid()
 
     @property
     def name(self) -> str:
@@ -112,6 +116,8 @@ class Camera:
         Args:
             timeout_s: how long to wait for the camera; what hangs is left behind.
         """
+        if os.getpid() != self._process:
+            return  # a fork: the camera's threads are the parent's, and a lock may be held by one of them for ever
         atexit.unregister(self.close)
         self._record.close()
         until_s = time.monotonic() + timeout_s
@@ -159,7 +165,10 @@ class Camera:
 
     def _tell(self) -> None:
         while (state := self._record.take_untold()) is not None:
-            _log.info("camera %s is %s%s", self._name, state.status, f": {state.reason}" if state.reason else "")
+            reason = f": {state.reason}" if state.reason and state.status != "closed" else ""
+            is_trouble = state.status == "offline" and self._on_state is None  # else the listener says so
+            log = self._rated_log.warning if is_trouble else self._rated_log.info
+            log("status", "camera %s is %s%s", self._name, state.status, reason)
             if self._on_state is None:
                 continue
             try:

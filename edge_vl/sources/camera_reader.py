@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from edge_vl.errors import EdgeVLError, SourceError
 from edge_vl.frame import Frame
-from edge_vl.sources.address import masked
+from edge_vl.sources.address import masked, on_one_line
 from edge_vl.sources.camera_record import CameraRecord, Ticket
 from edge_vl.sources.capture import Capture, OpenCapture
 
@@ -74,7 +74,7 @@ class Reader:
             except Exception as error:  # whatever a camera's library raises, the next attempt may do better
                 reason = f"{type(error).__name__}: {error}"
             self.call = None
-            self._record.fail(ticket, masked(reason))
+            self._record.fail(ticket, on_one_line(masked(reason)))
         self.has_ended = True
         self._record.wake()
 

@@ -11,6 +11,10 @@ from edge_vl.sources.view import View
 __all__ = ["CameraSettings"]
 
 
+_MOST = 1e6
+"""A timeout of eleven days, or far more frames than there are. Beyond, waits of the system overflow."""
+
+
 @dataclass(frozen=True, slots=True)
 class CameraSettings:
     """How a camera is read. All of it may be left out.
@@ -36,7 +40,18 @@ class CameraSettings:
         Raises:
             RequestError: one makes no sense.
         """
-        for field_name in ("open_timeout_s", "read_timeout_s", "max_fps"):
+        for field_name, least in (("open_timeout_s", 0.001), ("read_timeout_s", 0.001), ("max_fps", 0.001)):
             value = getattr(self, field_name)
-            if value is not None and not (isinstance(value, (int, float)) and 0 < value < float("inf")):
-                raise RequestError(f"{field_name} of a camera is more than 0, not {value!r:.40}", field=field_name)
+            if value is None and field_name == "max_fps":
+                continue
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not is_number or not least <= value <= _MOST:
+                raise RequestError(
+                    f"{field_name} of a camera is {least:g} to {_MOST:g}, not {value!r:.40}", field=field_name
+                )
+        for field_name, kind in (("backoff", Backoff), ("view", View)):
+            value = getattr(self, field_name)
+            if not isinstance(value, kind):
+                raise RequestError(
+                    f"{field_name} of a camera is a {kind.__name__}, not a {type(value).__name__}", field=field_name
+                )

@@ -8,7 +8,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Capture", "OpenCapture"]
+__all__ = ["SLOW_CAMERA", "Capture", "OpenCapture"]
+
+SLOW_CAMERA = "; a camera that is slower needs a longer read timeout (read_timeout_s, --read-timeout-s)"
+"""What to do about a camera that gave nothing in time and is well; behind the reason why it is offline."""
 
 
 class Capture(Protocol):

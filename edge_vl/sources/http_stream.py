@@ -5,13 +5,9 @@ FFmpeg can read them as well, but mends damaged pictures in secret, with grey wh
 
 from __future__ import annotations
 
-import base64
 import http.client
 import re
 import time
-import urllib.error
-import urllib.request
-from urllib.parse import unquote, urlsplit, urlunsplit
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +15,10 @@ from numpy.typing import NDArray
 from edge_vl.errors import ImageError, SourceError
 from edge_vl.picture_limits import PictureLimits
 from edge_vl.pictures import load_picture
-from edge_vl.sources.address import masked
+from edge_vl.sources.address import Address
 from edge_vl.sources.camera_settings import CameraSettings
+from edge_vl.sources.capture import SLOW_CAMERA
+from edge_vl.sources.http_request import HttpAnswer, request
 
 __all__ = ["MjpegStream", "open_http"]
 
@@ -33,18 +31,16 @@ _CONTENT_LENGTH = re.compile(rb"^content-length[ \t]*:[ \t]*(\d{1,9})[ \t]*\r?$"
 class MjpegStream:
     """An answer of type `multipart/x-mixed-replace`. `grab` takes a picture's bytes, `retrieve` decodes them."""
 
-    def __init__(
-        self, response: http.client.HTTPResponse, boundary: bytes, *, label: str, read_timeout_s: float
-    ) -> None:
+    def __init__(self, answer: HttpAnswer, boundary: bytes, *, label: str, read_timeout_s: float) -> None:
         """Take over an answer whose head has been read.
 
         Args:
-            response: closed by `close`.
+            answer: closed by `close`.
             boundary: what stands between its parts, without the leading dashes.
             label: for errors; without a password.
             read_timeout_s: how long a picture may take.
         """
-        self._response = response
+        self._answer = answer
         self._mark = b"--" + boundary
         self._label = label
         self._read_timeout_s = read_timeout_s
@@ -89,7 +85,7 @@ class MjpegStream:
 
     def close(self) -> None:
         """Hang up."""
-        self._response.close()
+        self._answer.close()
 
     def _grab_unmeasured(self, until_s: float) -> bool:
         """Take a picture whose length nobody says: it ends where the next mark is."""
@@ -130,23 +126,23 @@ class MjpegStream:
 
     def _receive(self, until_s: float) -> bool:
         """Wait for more bytes; False: there will be none."""
+        self._answer.reads.until_s = until_s
         try:
-            received = self._response.read1(_READ_BYTES)
+            received = self._answer.response.read1(_READ_BYTES)
         except TimeoutError:
-            raise SourceError(f"{self._label} gave nothing for {self._read_timeout_s:g} s") from None
-        except (OSError, http.client.HTTPException) as error:
-            raise SourceError(f"{self._label} failed: {masked(str(error)) or type(error).__name__}") from None
-        if time.monotonic() > until_s:
-            raise SourceError(f"{self._label} gave no whole frame within {self._read_timeout_s:g} s")
+            what = "no whole frame within" if self._received.strip() else "nothing for"
+            raise SourceError(f"{self._label} gave {what} {self._read_timeout_s:g} s{SLOW_CAMERA}") from None
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise SourceError(f"{self._label} failed: the connection broke ({type(error).__name__})") from None
         self._received += received
         return bool(received)
 
 
-def open_http(url: str, settings: CameraSettings) -> MjpegStream | None:
-    """Ask an HTTP server for a stream. No proxy is used: a camera is near.
+def open_http(address: Address, settings: CameraSettings) -> MjpegStream | None:
+    """Ask an HTTP server for a stream.
 
     Args:
-        url: `http://` or `https://`, with any user name and password in it; both kinds of authentication are tried.
+        address: `http` or `https`, with any user name and password in it; both kinds of authentication are tried.
         settings: deadlines.
 
     Returns:
@@ -155,76 +151,31 @@ def open_http(url: str, settings: CameraSettings) -> MjpegStream | None:
     Raises:
         SourceError: nobody answers, or not with a stream.
     """
-    label = masked(url)
-    timeout_s = min(settings.open_timeout_s, settings.read_timeout_s)
+    label = address.shown
     try:
-        response = _ask(url, timeout_s)
-    except urllib.error.HTTPError as error:
-        with error:
-            raise SourceError(f"{label} cannot be opened: {_status_text(url, error.code)}") from None
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        if isinstance(reason, TimeoutError):
-            raise SourceError(f"{label} did not open within {timeout_s:g} s: it does not answer") from None
-        raise SourceError(f"{label} cannot be opened: {masked(str(reason)) or type(reason).__name__}") from None
+        answer = request(address, time.monotonic() + settings.open_timeout_s)
+    except TimeoutError:
+        raise SourceError(f"{label} did not open within {settings.open_timeout_s:g} s: it does not answer") from None
+    except SourceError as error:
+        raise SourceError(f"{label} cannot be opened: {error}") from None
+    response = answer.response
+    if not 200 <= response.status < 300 or response.status == http.client.NO_CONTENT:
+        answer.close()
+        raise SourceError(f"{label} cannot be opened: {_status_text(address, response.status)}")
     kind, boundary = response.headers.get_content_type(), response.headers.get_param("boundary")
     if kind.startswith("multipart/") and isinstance(boundary, str):
-        mark = boundary.removeprefix("--").encode()
-        return MjpegStream(response, mark, label=label, read_timeout_s=settings.read_timeout_s)
-    response.close()
+        mark = boundary.removeprefix("--").encode(errors="replace")
+        return MjpegStream(answer, mark, label=label, read_timeout_s=settings.read_timeout_s)
+    answer.close()
     if kind in ("image/jpeg", "image/png", "text/html"):
         what = "a page" if kind == "text/html" else "one picture"
         raise SourceError(f"{label} gives {what}, not a stream; the camera's manual knows the stream's address")
     return None
 
 
-def _ask(url: str, timeout_s: float) -> http.client.HTTPResponse:
-    """Send a request, and once more with user name and password where the server wants them and we have them."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    request = urllib.request.Request(_without_userinfo(url))
-    try:
-        response: http.client.HTTPResponse = opener.open(request, timeout=timeout_s)
-        return response
-    except urllib.error.HTTPError as error:
-        authorization = _authorization(url, request, error) if error.code == 401 else ""
-        if not authorization:
-            raise
-        error.close()
-    request.add_unredirected_header("Authorization", authorization)
-    response = opener.open(request, timeout=timeout_s)
-    return response
-
-
-def _authorization(url: str, request: urllib.request.Request, refusal: urllib.error.HTTPError) -> str:
-    """Return what proves that we know the password, in the better of the ways that the server knows; empty: none."""
-    parts = urlsplit(url)
-    if parts.username is None:
-        return ""
-    user, password = unquote(parts.username), unquote(parts.password or "")
-    schemes = {}
-    for challenge in refusal.headers.get_all("WWW-Authenticate", []):
-        scheme, _, values = challenge.partition(" ")
-        schemes[scheme.lower()] = values
-    if "digest" in schemes:
-        passwords = urllib.request.HTTPPasswordMgrWithDefaultRealm()
-        passwords.add_password(None, _without_userinfo(url), user, password)
-        parameters = [one for one in urllib.request.parse_http_list(schemes["digest"]) if one]
-        asked = urllib.request.parse_keqv_list(parameters)
-        proof = urllib.request.HTTPDigestAuthHandler(passwords).get_authorization(request, asked)
-        return f"Digest {proof}" if proof else ""
-    if "basic" in schemes:
-        return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
-    return ""
-
-
-def _without_userinfo(url: str) -> str:
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-
-
-def _status_text(url: str, status: int) -> str:
+def _status_text(address: Address, status: int) -> str:
     if status == 401:
-        given = ", and refuses the ones given" if urlsplit(url).username is not None else ""
+        given = ", and refuses the ones given" if address.userinfo else ""
         return f"the camera wants a user name and a password{given}"
     if status == 404:
         return "the camera has nothing at this path"

@@ -16,6 +16,9 @@ __all__ = ["MotionGate"]
 _NUM_CELLS = 64
 """Cells along the longer side of the small picture that frames are compared in."""
 
+_MIN_CELL_PX, _MIN_NUM_CELLS = 4, 16
+"""Pixels along the side of a cell, where that leaves so many cells: the mean of fewer pixels is noisy."""
+
 _SAMPLES = 8
 """Pixels of a cell that are looked at, each way, at most."""
 
@@ -37,8 +40,9 @@ class MotionGate:
 
     The background follows what does not change within two seconds and what does within ten, so that dusk, clouds and
     a parked car open it no more, or not for long. A change of the light all over the picture is taken out before the
-    comparison, up to 20 of 255 levels: the rest is a lamp that was switched on, and opens it. Noise is measured in each
-    frame. The first frame passes, and so does one after a maximum of silence.
+    comparison, up to 20 of 255 levels: the rest is a lamp that was switched on, and opens it. So is, up to as much, a
+    change of the light in whole rows: the level bands of lamps that flicker. Noise is measured in each frame. The first
+    frame passes, and so does one after a maximum of silence.
 
     One gate is for one stream of frames; `passes` is called on one thread.
     """
@@ -91,8 +95,10 @@ class MotionGate:
             return True
         difference = cells - self._background
         light = np.median(difference, axis=(0, 1))  # of the whole picture: more than half of it does not move
+        bands = np.median(difference, axis=1, keepdims=True) - light  # of each row, likewise
+        bands = np.clip(bands, -_MAX_SHIFT, _MAX_SHIFT)
         noise = np.minimum(_MAD_TO_SIGMA * np.median(np.abs(difference - light), axis=(0, 1)), _MAX_NOISE)
-        change = np.abs(difference - np.clip(light, -_MAX_SHIFT, _MAX_SHIFT))
+        change = np.abs(difference - np.clip(light, -_MAX_SHIFT, _MAX_SHIFT) - bands)
         is_changed = (change > np.maximum(_MIN_CHANGE, _NOISE_FACTOR * noise)).any(axis=2)
         self._changed_share = float(is_changed.mean())
         elapsed_s = max(0.0, captured_s - self._seen_s)
@@ -107,7 +113,8 @@ class MotionGate:
 def _cells_of(pixels: NDArray[np.uint8]) -> Cells:
     """Return the mean colours of the picture's cells: float32 (rows, columns, 3), 0 to 255."""
     height, width = pixels.shape[:2]
-    side = max(1, -(-max(height, width) // _NUM_CELLS))
+    longer = max(height, width)
+    side = max(1, -(-longer // _NUM_CELLS), min(_MIN_CELL_PX, longer // _MIN_NUM_CELLS))
     stride = max(1, side // _SAMPLES)
     sampled = pixels[::stride, ::stride]
     side = max(1, side // stride)

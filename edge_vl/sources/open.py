@@ -13,34 +13,36 @@ from typing import NoReturn
 
 from edge_vl.errors import RequestError, SourceError
 from edge_vl.file_kind import name_file_kind
-from edge_vl.sources.address import has_credentials, masked, with_credentials
+from edge_vl.sources.address import masked, read_address, shown_pipeline, with_credentials
 from edge_vl.sources.camera import Camera
 from edge_vl.sources.camera_settings import CameraSettings
 from edge_vl.sources.camera_state import CameraState
 from edge_vl.sources.capture import OpenCapture
+from edge_vl.sources.opencv import import_opencv, require_gstreamer
 from edge_vl.sources.pictures_source import PICTURE_SUFFIXES, PicturesSource, natural_order, pictures_in
 from edge_vl.sources.source import Source
 from edge_vl.sources.synthetic import SyntheticCapture
 
-__all__ = ["KINDS", "open_source"]
+__all__ = ["KINDS", "names_camera", "open_source", "shown_source"]
 
 KINDS = """a picture (door.jpg), a folder of pictures, a pattern ('shots/*.jpg'), a video file (walk.mp4),
-a webcam (0, /dev/video0), a stream (rtsp://, rtsps://, http://, https://), synthetic[:WIDTHxHEIGHT][@FPS],
-gst:PIPELINE (GStreamer), csi:0 (Jetson), picamera:0 (Raspberry Pi)"""
+a webcam (0, /dev/video0), synthetic[:WIDTHxHEIGHT][@FPS], gst:PIPELINE (GStreamer), csi:0 (Jetson),
+picamera:0 (Raspberry Pi), a stream (rtsp://, rtsps://, http://, https://)"""
 
 _SCHEMES = ("rtsp", "rtsps", "http", "https")
 _WORDS = ("synthetic", "gst", "csi", "picamera")
-_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<host>[^/?#]*)")
+_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]{0,19})://")
 _SYNTHETIC = re.compile(r"synthetic(?::(?P<width>\d{1,5})x(?P<height>\d{1,5}))?(?:@(?P<fps>\d{1,4}(?:\.\d{1,3})?))?")
 _VIDEO_KINDS = ("video", "Ogg file", "transport stream", "unknown binary data")
-_MISTYPED_USERINFO = re.compile(r"\S*:\S*@")  # an address without its ://, or with another beginning
+_MISTYPED_USERINFO = re.compile(r".*:.*@", re.DOTALL)  # an address without its ://, or with another beginning
+_MAX_DEVICE = 9999
 _HEAD_BYTES = 4096
 
 OnState = Callable[[CameraState], object]
 
 
 def open_source(
-    text: str | os.PathLike[str],
+    text: str | int | os.PathLike[str],
     *,
     settings: CameraSettings | None = None,
     username: str | None = None,
@@ -52,10 +54,12 @@ def open_source(
 ) -> Source:
     """Open pictures, a recording or a camera as a source of frames.
 
-    A camera that is away is no error: it is waited for, and `on_state` tells. Whoever opens a source closes it.
+    A camera that is away is no error: it is waited for, and `on_state` tells. A library that is missing is one, at
+    once; but what an HTTP server gives is not known before it has answered, so such a camera is offline for that
+    reason. Whoever opens a source closes it.
 
     Args:
-        text: what to open; see `KINDS`. A path object is always a file or a folder.
+        text: what to open; see `KINDS`. A number is that of a webcam. A path object is always a file or a folder.
         settings: how a camera is read, and the view for all kinds; None: the defaults.
         username: for a stream; so that no password needs to be in its address.
         password: likewise.
@@ -70,21 +74,85 @@ def open_source(
 
     Raises:
         RequestError: it is none of the kinds, or an argument does not fit the kind.
-        SourceError: the files cannot be read, or a library is missing; says which.
+        SourceError: the files cannot be read, or a library is missing; says which, and how to install it.
     """
+    _check(settings=settings, username=username, password=password, name=name, on_state=on_state)
     settings = CameraSettings() if settings is None else settings
     is_path = isinstance(text, os.PathLike)
-    words = os.fspath(text) if isinstance(text, (str, os.PathLike)) else text
-    if not isinstance(words, str) or not words.strip() or "\0" in words:
-        raise RequestError(f"a source is {KINDS}; not {words!r:.60}", field="source")
+    words = _words(text)
     open_capture = None if is_path else _camera_of(words.strip(), settings, username, password)
     if open_capture is None:
         if username is not None or password is not None:
             raise RequestError("a user name and a password are for streams, not for files", field="username")
         return _files(words, name, settings, loop=loop, paced=paced)
     if loop:
-        raise RequestError(f"loop is for pictures and recordings; {masked(words)} is a camera", field="loop")
-    return Camera(open_capture, name=name or _camera_name(words.strip()), settings=settings, on_state=on_state)
+        raise RequestError(f"loop is for pictures and recordings; {shown_source(words)} is a camera", field="loop")
+    _check_library(words.strip())
+    return Camera(open_capture, name=name or shown_source(words), settings=settings, on_state=on_state)
+
+
+def _check(*, settings: object, username: object, password: object, name: object, on_state: object) -> None:
+    """Check what is not the source itself.
+
+    Raises:
+        RequestError: something is of another type than it should be.
+    """
+    for field, value in (("username", username), ("password", password), ("name", name)):
+        if value is not None and not isinstance(value, str):
+            raise RequestError(f"{field} is a text or None, not a {type(value).__name__}", field=field)
+    if settings is not None and not isinstance(settings, CameraSettings):
+        raise RequestError(f"settings is a CameraSettings or None, not a {type(settings).__name__}", field="settings")
+    if on_state is not None and not callable(on_state):
+        raise RequestError(f"on_state is called with a state; a {type(on_state).__name__} is not", field="on_state")
+
+
+def shown_source(text: str) -> str:
+    """Return what a source is called where it is shown, made of what is known to be no secret."""
+    text = text.strip()
+    if (url := _URL.match(text)) is not None:
+        try:
+            return read_address(text).shown
+        except RequestError:
+            return f"{url['scheme']}://..."
+    word, colon, rest = text.partition(":")
+    if colon and word == "gst":
+        return f"gst:{shown_pipeline(rest)}"
+    if text.isdecimal():
+        return f"camera {text}"
+    if _SYNTHETIC.fullmatch(text):
+        return text
+    return _MISTYPED_USERINFO.sub("***@", masked(text))
+
+
+def names_camera(text: str) -> bool:
+    """Say whether a text is what a camera or a stream is called, and not the path of a file."""
+    word = re.split(r"[:@]", text)[0]
+    is_word = word in _WORDS and (":" in text or word == "synthetic")
+    return is_word or text.isdecimal() or text.startswith("/dev/") or _URL.match(text) is not None
+
+
+def _words(text: object) -> str:
+    """Return what was given as text.
+
+    Raises:
+        RequestError: it cannot be a source.
+    """
+    if isinstance(text, int) and not isinstance(text, bool):
+        if not 0 <= text <= _MAX_DEVICE:
+            raise RequestError(f"the number of a webcam is 0 to {_MAX_DEVICE}", field="source")
+        return str(text)
+    words = os.fspath(text) if isinstance(text, (str, os.PathLike)) else text
+    if isinstance(words, str) and words.strip() and "\0" not in words:
+        return words
+    if isinstance(words, (str, bytes)):
+        is_empty = isinstance(words, str) and not words.strip()
+        what = "bytes" if isinstance(words, bytes) else "an empty text" if is_empty else "a text with a NUL in it"
+        raise RequestError(f"{what} is no source; a source is {KINDS}", field="source")
+    raise RequestError(
+        f"a {type(words).__name__} is no source; give the text or the path of one: {KINDS}. Frames that a program "
+        "has go into edge_vl.PushedFrames, or into rt.watch as they are",
+        field="source",
+    )
 
 
 def _camera_of(text: str, settings: CameraSettings, username: str | None, password: str | None) -> OpenCapture | None:
@@ -94,15 +162,13 @@ def _camera_of(text: str, settings: CameraSettings, username: str | None, passwo
     word, colon, rest = text.partition(":")
     opener: OpenCapture | None = None
     if word.split("@")[0] == "synthetic":
-        opener = _synthetic(text)
-    elif text.isdecimal():
+        opener = _synthetic(text, settings)
+    elif text.isdecimal() or text.startswith("/dev/"):
         from edge_vl.sources.opencv_capture import open_device
 
-        opener = partial(open_device, int(text), settings)
-    elif text.startswith("/dev/"):
-        from edge_vl.sources.opencv_capture import open_device
-
-        opener = partial(open_device, text, settings)
+        if text.isdecimal() and not (text.isascii() and len(text) <= len(str(_MAX_DEVICE))):
+            raise RequestError(f"the number of a webcam is 0 to {_MAX_DEVICE}", field="source")
+        opener = partial(open_device, int(text) if text.isdecimal() else text, settings)
     elif colon and word == "gst":
         from edge_vl.sources.opencv_capture import open_gstreamer
 
@@ -133,20 +199,32 @@ def _stream(
         raise RequestError("give the path of the file without file://", field="source")
     if scheme not in _SCHEMES:
         close = difflib.get_close_matches(scheme, _SCHEMES, 1)
-        hint = f"; did you mean {close[0]}://?" if close else ""
-        raise RequestError(f"addresses of kind {scheme}:// are not read{hint} A source is {KINDS}", field="source")
-    if not url["host"].rpartition("@")[2]:
-        raise RequestError(f"there is no host in {masked(text)}; an address is {scheme}://HOST/PATH", field="source")
-    if any(character.isspace() or not character.isprintable() for character in text):
-        raise RequestError(f"there is a space or the like in {masked(text)!r:.120}; write it as %20", field="source")
-    if (username is not None or password is not None) and has_credentials(text):
-        raise RequestError("the address has a user name in it already; give it in one place", field="username")
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise RequestError(f"addresses of kind {scheme} are not read{hint}\nA source is {KINDS}", field="source")
+    address = read_address(with_credentials(text, username, password))
     from edge_vl.sources.opencv_capture import open_stream
 
-    return partial(open_stream, with_credentials(text, username, password), settings)
+    return partial(open_stream, address.url, settings)
 
 
-def _synthetic(text: str) -> OpenCapture:
+def _check_library(text: str) -> None:
+    """Import what a camera cannot be read without: to wait for a library is in vain.
+
+    Raises:
+        SourceError: it is not there, or not built for this.
+    """
+    word = text.partition(":")[0]
+    if word in ("gst", "csi"):
+        require_gstreamer(import_opencv(), shown_source(text))
+    elif word == "picamera":
+        from edge_vl.sources.picamera2_capture import import_picamera2
+
+        import_picamera2()
+    elif text.isdecimal() or text.startswith("/dev/") or word.lower() in ("rtsp", "rtsps"):
+        import_opencv()
+
+
+def _synthetic(text: str, settings: CameraSettings) -> OpenCapture:
     found = _SYNTHETIC.fullmatch(text)
     if found is None:
         raise RequestError(
@@ -155,6 +233,13 @@ def _synthetic(text: str) -> OpenCapture:
         )
     width, height, fps = int(found["width"] or 640), int(found["height"] or 480), float(found["fps"] or 15)
     SyntheticCapture(width, height, fps).close()  # tells what is wrong here and now
+    if 1 / fps >= settings.read_timeout_s:
+        raise RequestError(
+            f"the synthetic camera would give a frame every {1 / fps:g} s, which is not within the read timeout of "
+            f"{settings.read_timeout_s:g} s: take more frames per second, or a longer timeout (read_timeout_s, "
+            "--read-timeout-s)",
+            field="source",
+        )
     return partial(SyntheticCapture, width, height, fps)
 
 
@@ -164,13 +249,9 @@ def _number(word: str, text: str) -> int:
     return int(text)
 
 
-def _camera_name(text: str) -> str:
-    return f"camera {text}" if text.isdecimal() else masked(text)
-
-
 def _files(text: str, name: str | None, settings: CameraSettings, *, loop: bool, paced: bool) -> Source:
-    path = Path(text).expanduser()
     try:
+        path = Path(text).expanduser()
         if path.is_dir():
             paths = pictures_in(path)
             if not paths:
@@ -191,6 +272,8 @@ def _files(text: str, name: str | None, settings: CameraSettings, *, loop: bool,
             if not files:
                 raise SourceError(f"no file matches {text}")
             return PicturesSource(files, name=name or text, loop=loop, view=settings.view)
+    except RuntimeError:  # of expanduser
+        raise SourceError(f"{text:.200} cannot be read: there is no such user, or he has no home folder") from None
     except (OSError, ValueError) as error:  # a ValueError of ours is a RequestError
         if isinstance(error, RequestError):
             raise
@@ -215,5 +298,4 @@ def _refuse(text: str) -> NoReturn:
     close = difflib.get_close_matches(word.lower(), (*_WORDS, *_SCHEMES), 1, cutoff=0.75)
     is_word = bool(close) and "/" not in word and "." not in word
     hint = f"; did you mean {close[0]}?" if is_word else ""
-    shown = _MISTYPED_USERINFO.sub("***@", masked(text))
-    raise SourceError(f"there is no file or folder {shown!r:.160}{hint}\nA source is {KINDS}")
+    raise SourceError(f"there is no file or folder {shown_source(text)!r:.160}{hint}\nA source is {KINDS}")

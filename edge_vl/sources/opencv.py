@@ -8,7 +8,7 @@ from typing import Any
 from edge_vl.environment import quiet_opencv
 from edge_vl.errors import SourceError
 
-__all__ = ["deadlines", "has_gstreamer", "has_pipeline_deadlines", "import_opencv", "try_open"]
+__all__ = ["deadlines", "has_gstreamer", "has_pipeline_deadlines", "import_opencv", "require_gstreamer", "try_open"]
 
 INSTALL = "pip install 'edge-vl[camera]'"
 
@@ -43,6 +43,20 @@ def has_gstreamer(cv2: Any) -> bool:
         "GStreamer" in line and line.split(":")[-1].strip().startswith("YES")
         for line in cv2.getBuildInformation().splitlines()
     )
+
+
+def require_gstreamer(cv2: Any, label: str) -> None:
+    """Check that an OpenCV is built with GStreamer.
+
+    Raises:
+        SourceError: it is not; with where to get one.
+    """
+    if not has_gstreamer(cv2):
+        raise SourceError(
+            f"{label} needs an OpenCV that is built with GStreamer; those that pip installs are not. The one of "
+            "Debian, Ubuntu and Raspberry Pi OS is (apt-get install python3-opencv), and so is that of Jetson Linux: "
+            "use the system's Python, or a virtual environment made with --system-site-packages"
+        )
 
 
 def has_pipeline_deadlines(cv2: Any) -> bool:

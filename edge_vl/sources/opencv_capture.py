@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_vl.errors import SourceError
-from edge_vl.sources.address import masked
+from edge_vl.sources.address import read_address, shown_pipeline
 from edge_vl.sources.camera_settings import CameraSettings
-from edge_vl.sources.capture import Capture
+from edge_vl.sources.capture import SLOW_CAMERA, Capture
 from edge_vl.sources.http_stream import open_http
 from edge_vl.sources.lateness import WAITED_SHARE, Lateness
-from edge_vl.sources.opencv import deadlines, has_gstreamer, has_pipeline_deadlines, import_opencv, try_open
+from edge_vl.sources.opencv import deadlines, has_pipeline_deadlines, import_opencv, require_gstreamer, try_open
 from edge_vl.sources.rtsp_status import check_reachable, describe_refusal
 
 __all__ = [
@@ -82,11 +82,11 @@ class OpenCvCapture:
         try:
             is_there = bool(self._capture.grab())
         except Exception as error:  # cv2.error
-            raise SourceError(f"{self._label} failed: {masked(str(error))}") from None
+            raise SourceError(f"{self._label} failed ({type(error).__name__})") from None
         took_s = time.monotonic() - started_s
         if took_s >= _EXPIRED_SHARE * self._read_timeout_s:
             # Also when a frame is there: FFmpeg gives the one that its decoder held back, which is as old as the wait.
-            raise SourceError(f"{self._label} gave nothing for {took_s:.1f} s")
+            raise SourceError(f"{self._label} gave nothing for {took_s:.1f} s{SLOW_CAMERA}")
         if not is_there:
             raise SourceError(f"{self._label} has ended, or its connection broke")
         self._waited_s = took_s - (time.thread_time() - worked_s)
@@ -101,7 +101,7 @@ class OpenCvCapture:
         try:
             is_there, pixels = self._capture.retrieve()
         except Exception as error:
-            raise SourceError(f"{self._label} gave a damaged frame: {masked(str(error))}") from None
+            raise SourceError(f"{self._label} gave a damaged frame ({type(error).__name__})") from None
         if not is_there or pixels is None or pixels.size == 0:
             raise SourceError(f"{self._label} gave a damaged frame")
         return _rgb(pixels, self._label)
@@ -167,28 +167,30 @@ def open_stream(url: str, settings: CameraSettings) -> Capture:
     a frame; and frames that have piled up are passed over.
 
     Raises:
+        RequestError: that is no address, or it is in doubt where in it the password ends.
         SourceError: it cannot be opened within the open deadline.
     """
-    label = masked(url)
-    scheme = url.partition("://")[0].lower()
+    address = read_address(url)
+    label = address.shown
     started_s = time.monotonic()
-    if scheme in ("http", "https"):
-        pictures = open_http(url, settings)
+    if address.scheme in ("http", "https"):
+        pictures = open_http(address, settings)
         if pictures is not None:
             return pictures
     else:
-        check_reachable(url, settings.open_timeout_s)
+        check_reachable(address, settings.open_timeout_s)
     cv2 = import_opencv()
     left_s = max(0.1, settings.open_timeout_s - (time.monotonic() - started_s))
     options = deadlines(cv2, left_s, settings.read_timeout_s)
     if hasattr(cv2, "CAP_PROP_N_THREADS"):  # builds of Linux distributions are older
         options += [cv2.CAP_PROP_N_THREADS, 1]
-    capture = try_open(cv2, url, cv2.CAP_FFMPEG, options)
+    capture = try_open(cv2, address.url, cv2.CAP_FFMPEG, options)
     opening_s = time.monotonic() - started_s
     if capture is None:
         if opening_s >= 0.9 * settings.open_timeout_s:
             raise SourceError(f"{label} did not open within {settings.open_timeout_s:g} s: it does not answer")
-        reason = describe_refusal(url, settings.open_timeout_s - opening_s) if scheme.startswith("rtsp") else ""
+        is_rtsp = address.scheme.startswith("rtsp")
+        reason = describe_refusal(address, settings.open_timeout_s - opening_s) if is_rtsp else ""
         raise SourceError(f"{label} cannot be opened: {reason or 'it is no stream that FFmpeg understands'}")
     return StreamCapture(capture, label=label, read_timeout_s=settings.read_timeout_s, opening_s=opening_s)
 
@@ -235,13 +237,8 @@ def open_gstreamer(pipeline: str, settings: CameraSettings) -> Capture:
         SourceError: it cannot be opened, or this OpenCV is built without GStreamer.
     """
     cv2 = import_opencv()
-    label = f"the pipeline {masked(pipeline)!r:.200}"
-    if not has_gstreamer(cv2):
-        raise SourceError(
-            f"{label} needs an OpenCV that is built with GStreamer; those that pip installs are not. The one of "
-            "Debian, Ubuntu and Raspberry Pi OS is (apt-get install python3-opencv), and so is that of Jetson Linux: "
-            "use the system's Python, or a virtual environment made with --system-site-packages"
-        )
+    label = f"the pipeline {shown_pipeline(pipeline)}"
+    require_gstreamer(cv2, label)
     if "appsink" not in pipeline:
         pipeline = f"{pipeline} ! videoconvert ! video/x-raw,format=BGR ! appsink max-buffers=1 drop=true sync=false"
     options = deadlines(cv2, settings.open_timeout_s, settings.read_timeout_s)

@@ -69,7 +69,8 @@ class PushedFrames:
             bgr: the colours come in OpenCV's order.
 
         Returns:
-            Its index; -1 when it was passed over because this is closed.
+            Its index; -1 when it was passed over because this is closed: what feeds it may be a callback that comes
+            once more after the end.
 
         Raises:
             ImageError: it is no picture.

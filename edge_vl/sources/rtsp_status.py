@@ -5,10 +5,10 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from urllib.parse import urlsplit, urlunsplit
 
 from edge_vl.errors import SourceError
-from edge_vl.sources.address import has_credentials, masked
+from edge_vl.sources.address import Address
+from edge_vl.sources.connecting import connect, why_not
 
 __all__ = ["check_reachable", "describe_refusal"]
 
@@ -16,32 +16,24 @@ _PORTS = {"rtsp": 554, "rtsps": 322}
 _MAX_REPLY_BYTES = 4096
 
 
-def check_reachable(url: str, timeout_s: float) -> None:
+def check_reachable(address: Address, timeout_s: float) -> None:
     """Connect to a camera's port and hang up.
 
     Args:
-        url: `rtsp://` or `rtsps://`.
+        address: `rtsp` or `rtsps`.
         timeout_s: how long the camera may take; that the system looks its name up comes on top.
 
     Raises:
         SourceError: nobody is there; saying what went wrong.
     """
-    host, port = _host_and_port(url)
+    port = _port(address)
     try:
-        with socket.create_connection((host, port), timeout_s):
-            return
-    except socket.gaierror as error:
-        reason = f"there is no host {host!r:.80} ({error.strerror})"
-    except ConnectionRefusedError:
-        reason = f"nobody listens on port {port} of {host}"
-    except TimeoutError:
-        reason = f"{host} does not answer on port {port}"
+        connect(address.host, port, time.monotonic() + timeout_s).close()
     except OSError as error:
-        reason = f"{host} cannot be reached: {error.strerror or error}"
-    raise SourceError(f"{masked(url)} cannot be opened: {reason}")
+        raise SourceError(f"{address.shown} cannot be opened: {why_not(error, address.host, port)}") from None
 
 
-def describe_refusal(url: str, timeout_s: float) -> str:
+def describe_refusal(address: Address, timeout_s: float) -> str:
     """Ask a camera what it has at an address, without user name and password.
 
     Returns:
@@ -49,25 +41,23 @@ def describe_refusal(url: str, timeout_s: float) -> str:
     """
     until_s = time.monotonic() + max(0.1, timeout_s)
     try:
-        status = _describe(url, until_s)
+        status = _describe(address, until_s)
     except OSError:
         return ""
     if status == 401:
-        given = "; the ones given may be wrong" if has_credentials(url) else ""
+        given = "; the ones given may be wrong" if address.userinfo else ""
         return f"the camera wants a user name and a password{given}"
     if status == 404:
         return "the camera has no stream at this path"
     return f"the camera answers {status}" if status >= 400 else ""
 
 
-def _describe(url: str, until_s: float) -> int:
+def _describe(address: Address, until_s: float) -> int:
     """Return the status of a DESCRIBE request (RFC 2326, section 10.2); 0: what came is no answer."""
-    host, port = _host_and_port(url)
-    parts = urlsplit(url)
-    address = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-    request = f"DESCRIBE {address} RTSP/1.0\r\nCSeq: 1\r\nAccept: application/sdp\r\n\r\n".encode(errors="replace")
-    with socket.create_connection((host, port), max(0.1, until_s - time.monotonic())) as plain:
-        connection = _anonymous_tls(plain, host) if parts.scheme.lower() == "rtsps" else plain
+    url = f"{address.scheme}://{address.place}{address.path}"
+    request = f"DESCRIBE {url} RTSP/1.0\r\nCSeq: 1\r\nAccept: application/sdp\r\n\r\n".encode(errors="replace")
+    with connect(address.host, _port(address), until_s) as plain:
+        connection = _anonymous_tls(plain, address.host) if address.scheme == "rtsps" else plain
         connection.sendall(request)
         reply = b""
         while b"\r\n" not in reply and len(reply) < _MAX_REPLY_BYTES:
@@ -88,12 +78,5 @@ def _anonymous_tls(plain: socket.socket, host: str) -> ssl.SSLSocket:
     return context.wrap_socket(plain, server_hostname=host)
 
 
-def _host_and_port(url: str) -> tuple[str, int]:
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError as error:
-        raise SourceError(f"{masked(url)} is no address: {error}") from None
-    if not host:
-        raise SourceError(f"{masked(url)} is no address: it names no host")
-    return host, port or _PORTS.get(parts.scheme.lower(), 554)
+def _port(address: Address) -> int:
+    return address.port or _PORTS[address.scheme]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import threading
 import time
@@ -29,6 +30,8 @@ _NUM_BLOCKS = len(_MARK) + _NUMBER_BITS + _CHECK_BITS
 _STRIP_SHARE = 24  # of the height
 _CONTRAST = 30
 _MIN_CONTRAST = 10.0
+_TARGET = ("circle", "red")  # comes with every other scene, so that a yes/no question about it soon has another answer
+_SEED_STEP = 1_000_003
 _SWING_S = 3.0  # of the objects, from one side to the other and back
 
 
@@ -36,7 +39,7 @@ class SyntheticCapture:
     """Draws a frame at each of its moments, like a camera whose driver keeps only the newest.
 
     A reader who comes late gets the frame of now; the numbers of those that he missed are left out. The number is drawn
-    into the lower edge of each frame, where `read_number` finds it again.
+    into the lower edge of each frame, where `read_number` finds it again. Every other scene has a red circle in it.
 
     Attributes:
         width: of its frames in pixels.
@@ -108,7 +111,13 @@ class SyntheticCapture:
 
 @functools.lru_cache(maxsize=8)
 def _scene(number: int) -> Scene:
-    return random_scene(number)
+    """Return a scene that has `_TARGET` in it if its number is odd."""
+    seeds = itertools.count(number, _SEED_STEP)
+    return next(scene for scene in map(random_scene, seeds) if _has_target(scene) == bool(number % 2))
+
+
+def _has_target(scene: Scene) -> bool:
+    return any((shape, color) == _TARGET for shape, color, _ in scene.objects)
 
 
 def read_number(pixels: NDArray[np.uint8]) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 import time
 import weakref
@@ -71,7 +72,7 @@ class VideoFile:
         self._cv2 = import_opencv()
         self._opened: Any = self._open()
         # A call of OpenCV that returns on a daemon thread while Python shuts down would abort the process.
-        weakref.finalize(self, _let_end, self._closed, self._native)
+        weakref.finalize(self, _let_end, self._closed, self._native, os.getpid())
 
     @property
     def name(self) -> str:
@@ -168,8 +169,10 @@ class VideoFile:
             _log.warning("%s ended after %d of %d frames; it may be cut short", self._name, num_read, num_promised)
 
 
-def _let_end(closed: threading.Event, native: threading.Lock) -> None:
-    """Wait for the call of OpenCV that runs, and let no other begin."""
+def _let_end(closed: threading.Event, native: threading.Lock, process: int) -> None:
+    """Wait for the call of OpenCV that runs, and let no other begin. Not in a fork, which has no thread that calls."""
+    if os.getpid() != process:
+        return
     closed.set()
     native.acquire(timeout=_EXIT_TIMEOUT_S)
 

@@ -32,11 +32,14 @@ class View:
         Raises:
             RequestError: a value makes no sense.
         """
-        if self.rotate_deg not in ROTATIONS:
+        if not isinstance(self.rotate_deg, (int, float)) or self.rotate_deg not in ROTATIONS:
             raise RequestError(f"rotate_deg is 0, 90, 180 or 270, not {self.rotate_deg!r:.40}", field="rotate_deg")
         if self.region is not None:
-            numbers = [isinstance(edge, (int, float)) and not isinstance(edge, bool) for edge in self.region]
-            if len(self.region) != 4 or not all(numbers):
+            if (
+                not isinstance(self.region, (tuple, list))
+                or len(self.region) != 4
+                or not all(map(_is_number, self.region))
+            ):
                 raise RequestError("region is left, top, right, bottom, as shares from 0 to 1", field="region")
             left, top, right, bottom = self.region
             if not (0 <= left < right <= 1 and 0 <= top < bottom <= 1):
@@ -55,7 +58,7 @@ class View:
         Returns:
             uint8 (height, width, 3), C-contiguous, at least one pixel; the same array where nothing is to be done.
         """
-        turned = np.rot90(pixels, -self.rotate_deg // 90) if self.rotate_deg else pixels
+        turned = np.rot90(pixels, -int(self.rotate_deg) // 90) if self.rotate_deg else pixels
         if self.region is not None:
             height, width = turned.shape[:2]
             left, top, right, bottom = self.region
@@ -63,3 +66,7 @@ class View:
             y = min(int(top * height), height - 1)
             turned = turned[y : max(y + 1, round(bottom * height)), x : max(x + 1, round(right * width))]
         return np.ascontiguousarray(turned)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -134,7 +134,7 @@ def test_a_signal_ends_with_the_code_for_cancelled(png: Path, number: int) -> No
         ("models info | true; exit ${PIPESTATUS[0]}", 7, ""),
         ("ask PNG 'What is it?' >/dev/full", 70, "cannot be written"),
         ("models info >/dev/full", 70, "cannot be written"),
-        ("ask PNG 'Describe the picture.' >&-", 0, ""),
+        ("ask PNG 'Describe the picture.' >&-", 2, "nowhere to write to"),
         ("ask - 'What is it?' <&-", 3, "standard input is closed"),
         ("chat PNG <&-", 0, "/quit"),
         (r"chat PNG < <(printf '\xff\xfe\n')", 0, "/quit"),
@@ -162,6 +162,33 @@ def test_an_error_is_an_object_too_where_json_is_wanted(cli: RunCli, png: Path) 
     assert error["type"] == "DeadlineExceeded"
     assert error["stage"]
     assert "deadline" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("rtsp://u:geheim@cam/x", "'rtsp://***@cam/x'"),
+        ("https://cam/x.jpg", "https://cam/x.jpg"),
+        ("synthetic", "synthetic"),
+        ("synthetic:320x240@5", "synthetic:320x240@5"),
+        ("0", "0"),
+        ("/dev/video0", "/dev/video0"),
+        ("csi:0", "csi:0"),
+    ],
+)
+def test_a_camera_in_the_place_of_a_picture_is_told_to_be_watched(cli: RunCli, source: str, shown: str) -> None:
+    done = cli("ask", source, "What is it?")
+    assert (done.code, done.out) == (2, "")
+    assert f"edge-vl watch {shown} 'What is it?' --max-answers 1" in done.err
+    assert "geheim" not in done.err
+
+
+def test_a_file_with_the_name_of_a_camera_is_a_picture(
+    cli: RunCli, png: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(png, tmp_path / "synthetic")
+    monkeypatch.chdir(tmp_path)
+    assert cli("ask", "synthetic", "What is at the top left?").code == 0
 
 
 def test_a_question_without_quotes_is_explained(cli: RunCli, png: Path) -> None:

@@ -61,6 +61,7 @@ def test_a_camera_that_gives_nothing_is_told_without_its_password_and_fails(cli:
     assert "fails       rtsp://***@127.0.0.1" in done.out
     assert "nobody listens on port" in done.out
     assert "s3cret" not in done.out + done.err
+    assert done.err == "", "what is in the list is not said a second time"
 
 
 def test_what_is_no_camera_fails(cli: RunCli, tmp_path: Path) -> None:

@@ -63,9 +63,7 @@ def test_a_folder_ends_by_itself_and_every_picture_is_answered(cli: RunCli, tmp_
     folder = draw(tmp_path / "pictures", ["circle", "star", "cross"])
     done = cli("watch", str(folder), TOP_LEFT)
     assert done.code == 0
-    assert [line[9:].partition("  [")[0] for line in done.out.splitlines()] == [
-        "a red circle", "a red star", "a red cross",
-    ]  # fmt: skip
+    assert done.out.splitlines() == ["0.png: a red circle", "1.png: a red star", "2.png: a red cross"]
 
 
 def test_json_is_one_object_per_answer_with_time_age_and_drops(cli: RunCli) -> None:
@@ -107,7 +105,15 @@ def test_a_yes_no_question_tells_when_its_answer_changes_and_not_for_one_odd_fra
     folder = draw(tmp_path / "pictures", ["circle", "circle", "star", "circle", "circle", "star", "star", "star"])
     done = cli("watch", str(folder), "--when", "Is there a red circle?")
     assert done.code == 0
-    assert [line[9:] for line in done.out.splitlines()] == ["Is there a red circle? yes", "Is there a red circle? no"]
+    assert done.out.splitlines() == ["1.png: Is there a red circle? yes", "6.png: Is there a red circle? no"]
+    assert "neither yes nor no" not in done.err
+
+
+def test_answers_that_are_neither_yes_nor_no_are_counted(cli: RunCli, tmp_path: Path) -> None:
+    folder = draw(tmp_path / "pictures", ["circle", "star", "circle"])
+    done = cli("watch", str(folder), "--when", TOP_LEFT)
+    assert (done.code, done.out) == (0, "")
+    assert f"3 answers to '{TOP_LEFT}' were neither yes nor no" in done.err
 
 
 def test_a_question_and_yes_no_questions_are_about_the_same_frame(cli: RunCli, tmp_path: Path) -> None:
@@ -220,13 +226,14 @@ def test_on_a_terminal_a_status_line_says_how_it_goes() -> None:
         (("synthetic", TOP_LEFT, "--region", "0.5,0,0.4,1"), 2, "region"),
         (("synthetic", TOP_LEFT, "--rotate", "45"), 2, "rotate_deg"),
         (("synthetic", TOP_LEFT, "--max-fps", "0"), 2, "max_fps"),
+        (("synthetic", TOP_LEFT, "--read-timeout-s", "0"), 2, "read_timeout_s"),
         (("synthetic", TOP_LEFT, "--loop"), 2, "is a camera"),
         (("synthetic", TOP_LEFT, "--every-s", "-1"), 2, "every_s"),
         (("synthetic", TOP_LEFT, "--on-motion", "--max-silence-s", "0"), 2, "max_silence_s"),
-        (("synthetic", TOP_LEFT, "--save-dir", "/dev/null/x"), 4, "cannot be saved"),
+        (("synthetic", TOP_LEFT, "--save-dir", "/dev/null/x"), 2, "cannot be saved"),
         (("synthetic", TOP_LEFT, "--mqtt", "mqtt://host"), 2, "mqtt://host/prefix/node"),
         (("synthetic", TOP_LEFT, "--mqtt", "mqtt://u:geheim@host/edge_vl/porch"), 2, "EDGE_VL_MQTT_PASSWORD"),
-        (("rtsp://cam/x", TOP_LEFT, "--username", "u", "--password-file", "/nowhere"), 2, "/nowhere"),
+        (("rtsp://cam/x", TOP_LEFT, "--username", "u", "--password-file", "/nowhere"), 2, "password_file"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused_with_a_reason(
@@ -257,3 +264,19 @@ def test_tokens_are_shown_as_they_come_and_an_answer_that_is_given_up_says_why(
     assert capsys.readouterr().out == ""
     view.on_event(AnswerGivenUp(frame, "newer"))
     assert capsys.readouterr().out == " [given up for a newer frame]\n"
+
+
+def test_a_note_begins_a_line_of_its_own_where_both_outputs_are_one() -> None:
+    code = (
+        "import numpy, time; from edge_vl import Frame, Token; from edge_vl.cli.watch_view import WatchView; "
+        "from edge_vl.watch_events import AnswerBegan; "
+        "frame = Frame(numpy.zeros((2, 2, 3), numpy.uint8), 0.0, time.time(), 'a/b.png'); "
+        "view = WatchView(as_json=False, shows_text=True, status=str); view.is_live = False; "
+        "view.on_event(AnswerBegan(frame, 0)); view.on_event(Token(1, 'top right', 'text', 0)); "
+        "view.note('one'); view.note('two'); view.on_event(Token(1, ' of it', 'text', 1)); "
+        "view.answered(frame, {'frame': {'age_s': 1.0}, 'dropped': 0, 'when': []})"
+    )
+    mixed = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert mixed.stdout == "b.png: top right\nedge-vl: one\nedge-vl: two\n of it\n"
+    apart = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (apart.stdout, apart.stderr) == ("b.png: top right of it\n", "edge-vl: one\nedge-vl: two\n")

@@ -217,7 +217,7 @@ class Worker:
         )
 
     def _take(self, id: str) -> None:
-        topic = f"edge_vl/any/response/client/{id}"
+        topic = f"edge_vl/{self.node}/response/client/{id}"
         if self.desk.is_known(id, topic):
             return
         writer = StreamWriter(

@@ -34,6 +34,12 @@ def test_a_question_is_one_line_of_1_to_500_characters() -> None:
         b"a\x00b",
         b"\xff\xd8\xff",
         "a\u2028b".encode(),
+        "\u200b".encode(),
+        "\u200d\u200c".encode(),
+        "\ufeffWho?".encode(),
+        "Who is \u202eereht\u202c?".encode(),
+        "Who\u2066?".encode(),
+        "\U000e0041Who?".encode(),
     ):
         with pytest.raises(RequestError) as caught:
             read_question(payload)

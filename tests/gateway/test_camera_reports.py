@@ -7,7 +7,15 @@ import pytest
 
 from edge_vl.answer import Answer, Usage
 from edge_vl.frame import Frame
-from edge_vl.gateway.camera_reports import MAX_TEXT_BYTES, ErrorReports, Moment, Outcome, answer_message, wall_time
+from edge_vl.gateway.camera_reports import (
+    ERRORS_AT_ONCE,
+    MAX_TEXT_BYTES,
+    ErrorReports,
+    Moment,
+    Outcome,
+    answer_message,
+    wall_time,
+)
 from edge_vl.gateway.camera_turns import Turn
 from edge_vl.mqtt.json_writing import encode
 from edge_vl.mqtt.messages import ErrorFacts
@@ -60,19 +68,48 @@ def test_an_answer_beyond_measure_still_fits_into_a_message(text: str) -> None:
     assert len(message.state) <= MAX_SHORT
 
 
-def test_one_error_of_a_kind_is_told_in_ten_seconds_and_the_next_says_how_many_were_not() -> None:
-    reports = ErrorReports("door")
+def test_a_few_errors_of_a_kind_are_told_at_once_then_one_in_ten_seconds() -> None:
+    reports = ErrorReports()
     engine, late = ErrorFacts("engine", "broken"), ErrorFacts("deadline_exceeded", "late")
 
     def suppressed(facts: ErrorFacts, t_ms: int) -> int | None:
-        event = reports.event(facts, Moment("now", t_ms))
+        event = reports.event("door", facts, Moment("now", t_ms))
         return None if event is None else event.suppressed
 
-    assert suppressed(engine, 0) == 0
+    assert [suppressed(engine, 0) for _ in range(ERRORS_AT_ONCE)] == [0] * ERRORS_AT_ONCE
     assert [suppressed(engine, t_ms) for t_ms in (1, 5000, 9999)] == [None] * 3
     assert suppressed(late, 6000) == 0
     assert suppressed(engine, 10_000) == 3
     assert suppressed(engine, 20_000) == 0
+    assert suppressed(engine, 20_001) is None
+
+
+def test_an_error_about_another_field_is_another_kind() -> None:
+    reports = ErrorReports()
+    every_s, enabled = (ErrorFacts("invalid_request", "wrong", param) for param in ("every_s", "enabled"))
+    for t_ms in range(20):
+        reports.event("door", every_s, Moment("now", t_ms))
+    event = reports.event("door", enabled, Moment("now", 20))
+    assert event is not None
+    assert event.error == enabled
+
+
+def test_what_was_left_out_last_is_told_when_its_time_comes() -> None:
+    reports = ErrorReports()
+    for number in range(ERRORS_AT_ONCE + 3):
+        reports.event("door", ErrorFacts("engine", f"broken {number}"), Moment("now", 0))
+    assert reports.left_out(Moment("now", 9999)) == []
+    (event,) = reports.left_out(Moment("now", 10_000))
+    assert event.error == ErrorFacts("engine", f"broken {ERRORS_AT_ONCE + 2}")
+    assert (event.camera, event.suppressed) == ("door", 2)
+    assert reports.left_out(Moment("now", 60_000)) == []
+
+
+def test_kinds_of_errors_are_not_remembered_without_end() -> None:
+    reports = ErrorReports()
+    for number in range(1000):
+        assert reports.event("door", ErrorFacts("engine", "x", f"field {number}"), Moment("now", 0)) is not None
+    assert len(reports._kinds) <= 64
 
 
 def test_wall_time_is_utc_to_the_millisecond() -> None:

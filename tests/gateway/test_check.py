@@ -6,6 +6,7 @@ import dataclasses
 import re
 import socket
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from PIL import Image
 
 from edge_vl.backoff import Backoff
-from edge_vl.errors import BrokerError, MemoryBudgetError, ModelError, SinkError, SourceError
+from edge_vl.errors import BrokerError, MemoryBudgetError, ModelError, RequestError, SourceError
 from edge_vl.gateway.broker_check import check_broker
 from edge_vl.gateway.check import check_gateway
 from edge_vl.gateway.config import CameraConfig, GatewayConfig, Limits, ModelConfig
@@ -80,9 +81,10 @@ def test_what_was_noticed_while_reading_is_told_once(mosquitto: Mosquitto) -> No
 def test_a_gateway_of_the_same_name_that_runs_is_told(mosquitto: Mosquitto) -> None:
     publish = ["mosquitto_pub", "-p", str(mosquitto.port), "-r", "-t", "edge_vl/pi/status", "-m", "online"]
     subprocess.run(publish, check=True)
-    assert any(
-        "a gateway named pi is online" in note for note in by_level(check_gateway(config(mosquitto.port)), "note")
-    )
+    (problem,) = problems(config(mosquitto.port))
+    assert "a gateway named pi is online there" in problem.text
+    assert isinstance(problem.error, BrokerError)
+    assert problem.error.reason == "taken_over"
 
 
 def test_a_broker_that_is_not_there_is_a_problem() -> None:
@@ -108,15 +110,39 @@ def test_a_broker_that_wants_a_password_is_a_problem(tmp_path: Path) -> None:
     assert problem.error.reason == "refused"
 
 
-def test_topics_that_nothing_may_be_sent_to_are_a_problem(tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", ["5", "3.1.1"])
+def test_topics_that_nothing_may_be_sent_to_are_a_problem(
+    tmp_path: Path, protocol: Protocol, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_vl.gateway.broker_check._WAIT_S", 0.5)  # what does not come in this time never comes
     if not has_mosquitto():
         pytest.skip("mosquitto is not installed (apt-get install mosquitto)")
     rules = tmp_path / "acl"
-    rules.write_text("topic read edge_vl/pi/#\n")
+    rules.write_text("topic read edge_vl/pi/#\n\npattern readwrite edge_vl/%u/#\n")
     rules.chmod(0o600)
     with running_mosquitto(tmp_path, options=[f"acl_file {rules}"]) as broker:
-        (problem,) = problems(config(broker.port))
-    assert problem.text == "it does not let this user publish to edge_vl/pi/response/..."
+        asked = BrokerSettings(port=broker.port, protocol=protocol, username="kitchen", password="x")
+        (problem,) = problems(config(0, broker=asked))
+    words = "the access rules do not let user kitchen write to edge_vl/pi/...; with a rule like edge_vl/%u/# the user "
+    assert words + "must be named as the node" in problem.text
+
+
+def test_a_user_without_a_password_is_told_that_none_was_given(tmp_path: Path) -> None:
+    if not has_mosquitto():
+        pytest.skip("mosquitto is not installed (apt-get install mosquitto)")
+    with running_mosquitto(tmp_path, options=["allow_anonymous false"]) as broker:
+        (problem,) = problems(config(0, broker=BrokerSettings(port=broker.port, username="pi")))
+    assert "none was given" in problem.text
+
+
+def test_a_camera_that_cannot_be_opened_is_not_waited_for() -> None:
+    slow = CameraSettings(open_timeout_s=60.0, read_timeout_s=60.0)
+    source = f"rtsp://127.0.0.1:{free_port()}/door"
+    cameras = (CameraConfig("door", source, settings=slow),)
+    started_s = time.monotonic()
+    problem = next(one for one in problems(config(free_port(), cameras=cameras)) if one.subject == "camera door")
+    assert time.monotonic() - started_s < 30
+    assert problem.text.count(source) == 1, problem.text
 
 
 def test_topics_that_may_not_be_heard_are_problems(mosquitto: Mosquitto, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +230,7 @@ def test_folders_that_cannot_be_used_are_problems(mosquitto: Mosquitto, tmp_path
     file.write_text("")
     found = problems(config(mosquitto.port, folders=(tmp_path / "none", file), state_dir=file / "state"))
     assert [one.subject for one in found] == ["folder", "folder", "state"]
-    assert isinstance(found[2].error, SinkError)
+    assert isinstance(found[2].error, RequestError)
 
 
 def test_packets_smaller_than_requests_are_noted(tmp_path: Path) -> None:

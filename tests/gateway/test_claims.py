@@ -2,7 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from edge_vl.gateway.claims import ClaimLedger, claim_key
+import pytest
+
+from edge_vl.gateway.claims import MAX_MEMBERS, ClaimLedger, claim_key
 from edge_vl.mqtt.messages import Claim
 
 
@@ -45,11 +47,58 @@ def test_a_new_run_of_a_worker_orphans_what_the_one_before_has_claimed() -> None
     assert [one.id for one in claims.orphans()] == ["x"]
 
 
-def test_a_claim_that_comes_from_a_worker_that_is_offline_is_an_orphan() -> None:
+@pytest.mark.parametrize(
+    "forged",
+    [
+        claim("x", "ghost"),
+        Claim(id="x", node="b", boot_id="another", reply_to="edge_vl/x/x"),
+        Claim(id="x", node="b", boot_id="b1", reply_to="edge_vl/gw/response/v/x"),
+        Claim(id="x", node="b", boot_id="b1", reply_to="edge_vl/b/response/v/y"),
+        Claim(id="x", node="a", boot_id="former", reply_to="edge_vl/x/x"),
+        Claim(id="x", node="stranger", boot_id="stranger1", reply_to="edge_vl/x/x"),
+    ],
+)
+def test_a_claim_that_its_worker_cannot_have_made_counts_for_nothing(forged: Claim) -> None:
+    claims = ledger()
+    claims.note_info("stranger", "stranger1", "other")
+    for node in ("ghost", "stranger"):
+        claims.note_status(node, "online")
+    claims.note_claim(forged)
+    for node in ("ghost", "stranger", "b"):
+        claims.note_status(node, "offline")
+    assert claims.orphans() == []
+    assert not claims.is_known(claim_key(forged))
+
+
+def test_a_claim_of_a_worker_that_is_offline_counts_for_nothing() -> None:
     claims = ledger()
     claims.note_status("b", "offline")
     claims.note_claim(claim("x"))
+    assert claims.orphans() == []
+
+
+def test_a_release_of_what_nobody_has_claimed_counts_for_nothing() -> None:
+    claims = ledger()
+    claims.note_claim(claim("x", released=True))
+    assert not claims.is_known(claim_key(claim("x")))
+    claims.note_claim(claim("x"))
+    claims.note_claim(claim("x", "ghost", released=True))
+    claims.note_status("b", "offline")
     assert [one.id for one in claims.orphans()] == ["x"]
+
+
+def test_members_are_remembered_however_many_nodes_say_that_they_are_there() -> None:
+    claims = ledger()
+    for number in range(3 * MAX_MEMBERS):
+        claims.note_status(f"n{number}", "online")
+    assert claims.is_member("b")
+    claims.note_info("late", "late1", "pool")
+    claims.note_status("late", "online")
+    assert list(claims.live_peers) == ["b", "late"]
+    for number in range(3 * MAX_MEMBERS):
+        claims.note_info(f"m{number}", "1", "pool")
+    assert claims.is_member("b")
+    assert len(claims.live_peers) == 2
 
 
 def test_who_came_online_after_a_claim_leaves_it_to_those_who_heard_of_it() -> None:
@@ -114,13 +163,14 @@ def test_no_more_is_remembered_than_may_be() -> None:
         claims.note_claim(claim(f"x{number}"))
         claims.note_claim(claim(f"gone{number}", released=True))
     assert not claims.is_known(claim_key(claim("x0")))
-    assert not claims.is_known(claim_key(claim("gone0")))
     claims.note_status("b", "offline")
     assert [one.id for one in claims.orphans()] == ["x7", "x8", "x9"]
 
 
-def test_the_release_of_ones_own_claim_by_another_is_told() -> None:
+def test_the_release_of_ones_own_claim_by_another_is_told_when_it_was_asked_for() -> None:
     claims = ledger()
     claims.take(claim("x", "a"))
     assert claims.note_claim(claim("x", "a")) is None
+    assert claims.note_claim(claim("x", "a", released=True)) is None, "nobody was asked"
+    claims.ask()
     assert claims.note_claim(claim("x", "a", released=True)) == claim_key(claim("x", "a"))

@@ -8,20 +8,23 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from edge_vl.errors import BrokerError
-from edge_vl.gateway.demo import lines_to_try
+from edge_vl.gateway.config import GatewayConfig
+from edge_vl.gateway.demo import lines_to_try, run_demo
 from edge_vl.gateway.demo_broker import DemoBroker
 from edge_vl.mqtt import Fleet
+from edge_vl.mqtt.broker_settings import BrokerSettings
 from tests.mosquitto import free_port
 
 ROOT = Path(__file__).parent.parent.parent
@@ -143,9 +146,39 @@ async def test_a_client_that_tries_mqtt_5_first_is_served() -> None:
             assert fleet.gateways == {}
 
 
+async def test_a_client_with_a_user_name_is_served_too() -> None:
+    with DemoBroker(free_port()) as broker:
+        settings = BrokerSettings(port=broker.port, username="me", password="x", connect_timeout_s=6.0)
+        async with asyncio.timeout(8), Fleet(settings) as fleet:
+            await fleet.settle(quiet_s=0.1)
+            assert fleet.gateways == {}
+
+
 def test_a_port_that_is_taken_is_named() -> None:
     with DemoBroker(free_port()) as broker, pytest.raises(BrokerError, match=f"port {broker.port} .* is taken"):
         DemoBroker(broker.port).__enter__()
+
+
+def test_it_says_why_its_broker_listens_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ready(_config: GatewayConfig, *, on_ready: Callable[[], object]) -> int:
+        on_ready()
+        return 0
+
+    monkeypatch.setattr("edge_vl.gateway.service.run_gateway", ready)
+    lines: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        usual = taken.getsockname()[1]
+        for module in ("demo", "demo_broker"):
+            monkeypatch.setattr(f"edge_vl.gateway.{module}.DEFAULT_PORT", usual)
+        assert run_demo(say=lines.append) == 0
+    found = re.fullmatch(
+        rf"edge-vl: port {usual} is taken by another broker, so ([0-9]+); use the lines below", lines[0]
+    )
+    assert found is not None, lines
+    assert lines[2:] == lines_to_try(int(found[1]))
+    lines.clear()
+    assert run_demo(free_port(), say=lines.append) == 0
+    assert not any("is taken" in line for line in lines)
 
 
 def test_without_amqtt_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import logging
 import threading
 from pathlib import Path
 from typing import Any, Literal
@@ -12,11 +13,13 @@ import pytest
 from PIL import Image
 
 from edge_vl.gateway.config import CameraConfig, Limits
+from edge_vl.gateway.gateway import Gateway
+from edge_vl.rate_limited_log import RateLimitedLog
 from edge_vl.sources.pushed import PushedFrames
 from edge_vl.testing import FakeFault, FakeLatencies
 from tests.conftest import OpenFake
 from tests.gateway.gateway_runs import config_for, request, running, stream_of, terminal_of, until
-from tests.mosquitto import Mosquitto
+from tests.mosquitto import Mosquitto, free_port
 from tests.mqtt_documents import stream_schema_faults
 from tests.mqtt_observer import PROTOCOLS, Observer, read_object, stream_faults
 
@@ -345,3 +348,64 @@ async def test_an_answer_waits_for_a_camera_that_has_just_been_opened(
             await until(lambda: len(observer.stream("x2")) == 1)
             camera.push(np.full((32, 32, 3), 20, np.uint8))
             assert (await terminal_of(observer, "x2"))["type"] == "end"
+
+
+@both
+async def test_a_command_for_a_camera_that_there_is_not_is_answered_where_its_events_would_be(
+    mosquitto: Mosquitto, open_fake: OpenFake, protocol: Literal["3.1.1", "5"], caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime, _ = open_fake(script="ok", max_waiting=8)
+    config = config_for(mosquitto.port, protocol=protocol, cameras=(CameraConfig("scene", "synthetic"),))
+    with Observer(mosquitto.port, ALL) as observer:
+        async with running(config, runtime, {"scene": PushedFrames("scene")}):
+            observer.publish("edge_vl/gw/camera/scen/enabled/set", b"OFF")
+            observer.publish("edge_vl/gw/camera/scene/enabled/set", b"OFF")
+            observer.publish("edge_vl/gw/camera/scene/foo/set", b"OFF")
+            events = [f"edge_vl/gw/camera/{name}/event" for name in ("scen", "scene")]
+            await until(lambda: b"'foo'" in b"".join(heard.payload for heard in observer.heard(events[1])))
+            await until(lambda: len(observer.heard(events[0])) == 1)
+            states = [heard.payload for heard in observer.heard("edge_vl/gw/camera/scene/enabled/state")]
+            assert states[-1] == b"OFF"
+            assert states.count(b"OFF") == 1, "a command is carried out once"
+    event = read_object(observer.heard(events[0])[0].payload)
+    assert (event["camera"], event["type"]) == ("scen", "error")
+    assert event["error"]["message"] == "there is no camera 'scen' at gw; did you mean scene?"
+    assert "there is no camera 'scen' at gw; did you mean scene?" in caplog.text
+
+
+async def test_a_broker_that_is_away_is_named_once_in_a_line(
+    open_fake: OpenFake, caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime, _ = open_fake(script="ok")
+    port = free_port()
+    gateway = Gateway(config_for(port), runtime)
+    serving = asyncio.create_task(gateway.run())
+    await until(lambda: "cannot be reached" in caplog.text)
+    await gateway.stop()
+    await serving
+    line = next(one.getMessage() for one in caplog.records if "cannot be reached" in one.getMessage())
+    assert line.startswith(f"the broker 127.0.0.1:{port} cannot be reached: ")
+    assert line.count("the broker") == 1
+
+
+async def test_lines_that_were_left_out_are_written_by_and_by(
+    mosquitto: Mosquitto, open_fake: OpenFake, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_vl.gateway.gateway._TIDY_EVERY_S", 0.05)
+    log = RateLimitedLog(logging.getLogger("edge_vl.test"), every_s=0.2, burst=1)
+    runtime, _ = open_fake(script="ok")
+    async with running(config_for(mosquitto.port), runtime):
+        for number in range(3):
+            log.warning("payload", "bad %d", number)
+        await until(lambda: "bad 2 (and 1 more since the last such line)" in caplog.text, 5)
+
+
+async def test_of_a_few_bad_requests_each_one_is_in_the_log(
+    mosquitto: Mosquitto, open_fake: OpenFake, caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime, _ = open_fake(script="ok")
+    with Observer(mosquitto.port, ALL) as observer:
+        async with running(config_for(mosquitto.port), runtime):
+            for number in range(5):
+                observer.publish("edge_vl/gw/request", request(f"x{number}", question=""))
+            await until(lambda: caplog.text.count("was refused") == 5, 5)

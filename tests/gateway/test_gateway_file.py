@@ -114,6 +114,7 @@ max_per_client = 5
 max_request_bytes = 65536
 max_image_bytes = 1048576
 max_images_bytes = 4194304
+max_image_mpx = 12.5
 image_wait_s = 20
 max_conversations = 4
 max_tokens = 256
@@ -189,7 +190,7 @@ def test_every_key_arrives_where_it_belongs(folder: Path) -> None:
         mode="serial",
     )
     assert config.home_assistant == HomeAssistantConfig(True, "ha")
-    assert config.limits == Limits(2, 10, 5, 65_536, 1_048_576, 4_194_304, 20, 4, 256, 30, 2, 100, 1.5)
+    assert config.limits == Limits(2, 10, 5, 65_536, 1_048_576, 4_194_304, 12.5, 20, 4, 256, 30, 2, 100, 1.5)
     door, yard = config.cameras
     assert (door.username, door.password) == ("viewer", "viewer's own")
     settings = door.settings
@@ -305,6 +306,14 @@ def test_a_broker_that_cannot_be_used_is_refused_by_its_key(folder: Path, broker
         f"{SMALL}[[camera]]\nname = 'a'\nsource = '0'\npassword = '{SECRET}'",
         f"[broker]\nurl = ['{SECRET}']",
         f"{SMALL}[[camera]]\nname = 'a'\nsource = ['{SECRET}']",
+        *(f"[broker]\nurl = 'mqtt://pi:{SECRET[:7]}{end}@x'" for end in "/?#@:%"),
+        f"[broker]\nurl = 'mqtt://pi:{SECRET[:7]}'",
+        *(
+            f"{table}username = 'pi'\n{key} = {value}"
+            for table in (SMALL, f"{SMALL}[[camera]]\nname = 'a'\nsource = 'rtsp://x'\n")
+            for key in ("password_env", "password_file")
+            for value in (f"'{SECRET[:7]}'", f"['{SECRET[:7]}']")
+        ),
     ],
 )
 def test_a_password_in_the_file_is_refused_and_not_shown(folder: Path, text: str) -> None:
@@ -321,7 +330,7 @@ def test_passwords_are_not_shown_by_repr(folder: Path) -> None:
 def test_a_password_comes_from_a_variable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = SMALL + "username = 'pi'\npassword_env = 'BROKER_PASSWORD'\n"
     monkeypatch.delenv("BROKER_PASSWORD", raising=False)
-    assert "which is not set" in str(refused(folder, text))
+    assert "variable that is not set" in str(refused(folder, text))
     monkeypatch.setenv("BROKER_PASSWORD", SECRET)
     assert read(folder, text).broker.password == SECRET
     assert "only one of password_env and password_file" in str(refused(folder, text + "password_file = 'ca.pem'"))
@@ -416,7 +425,7 @@ def test_a_file_that_is_no_gateway_file_is_refused(folder: Path, text: str) -> N
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="readable file"):
+    with pytest.raises(ConfigError, match=r"none\.toml cannot be read: No such file or directory$"):
         read_gateway_file(tmp_path / "none.toml")
 
 
@@ -474,3 +483,68 @@ def test_the_example_shows_every_key() -> None:
         elif key := re.match(r"(?:# )?(\w+) = ", line):
             shown.add(f"{table}.{key[1]}")
     assert shown == {key for key, kind in KEYS.items() if not kind.expected.startswith("left out")}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "[broker]\nurl = 'mqtt://pi:hunter2@x'",
+            "broker.url: there is a password in it; leave it out there, and name a variable that holds it with "
+            "broker.password_env, or a file with it with broker.password_file",
+        ),
+        (
+            f"{SMALL}[camera]\nname = 'a'\nsource = '0'",
+            "camera should be an array of tables: write [[camera]] for each, not one table, [camera]",
+        ),
+        (
+            f"{SMALL}[camera]\nname = 'a'\nsource = '0'\n[camera]\nname = 'b'\nsource = '1'",
+            "is not valid TOML: Cannot declare ('camera',) twice; write [[camera]] for each",
+        ),
+        (f"{SMALL}[broker]", "is not valid TOML: Cannot declare ('broker',) twice"),
+        (
+            f"{SMALL}[[camera]]\nname = 'a'\nsource = true",
+            "camera[0].source should be what opens the camera, such as rtsp://host/path, or the number of a webcam, "
+            "not true or false, which is not shown",
+        ),
+        (
+            f"{SMALL}[[camera]]\nname = 'a'\nsource = -1",
+            "camera[0].source should be what opens the camera, such as rtsp://host/path, or the number of a webcam, "
+            "not a number, which is not shown",
+        ),
+        (
+            f"{SMALL}[[camera]]\nname = 'a'\nsource = 'syntetic'",
+            "camera[0].source: there is no file 'syntetic'; did you mean synthetic?",
+        ),
+    ],
+)
+def test_the_words_say_what_to_do(folder: Path, text: str, message: str) -> None:
+    said = str(refused(folder, text)).removeprefix(str(folder / "gateway.toml")).lstrip(": ")
+    assert re.sub(r" \(at [^)]*\)", "", said) == message
+
+
+def test_a_key_that_is_refused_is_not_named_as_one_that_helps(folder: Path) -> None:
+    error = refused(folder, f"{SMALL}passwd = 'x'\n")
+    assert "password_env" in error.expected
+    assert "password," not in error.expected
+    assert "did you mean 'broker.password'" not in str(error)
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_webcam_may_be_given_by_its_number(folder: Path, number: int) -> None:
+    config = read(folder, f"{SMALL}[[camera]]\nname = 'a'\nsource = {number}")
+    assert config.cameras[0].source == str(number)
+
+
+def test_a_file_that_is_there_is_no_misspelt_word(folder: Path) -> None:
+    (folder / "syntetic").write_bytes(b"")
+    config = read(folder, f"{SMALL}[[camera]]\nname = 'a'\nsource = 'syntetic'")
+    assert config.cameras[0].source == str(folder / "syntetic")
+
+
+def test_a_user_without_a_password_is_told_where_one_is_given(folder: Path) -> None:
+    notes: list[str] = []
+    read(folder, f"{SMALL}username = 'pi'", on_note=notes.append)
+    (note,) = notes
+    assert "no password is given" in note
+    assert "password_env" in note

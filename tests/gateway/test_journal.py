@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_vl.gateway.journal import MAX_BYTES, Journal, JournalEntry
+from edge_vl.mqtt.packet import MAX_CORRELATION_BYTES
+from edge_vl.mqtt.reply_rule import MAX_TOPIC_BYTES
 
 NAME = "in_flight.jsonl"
 
@@ -102,3 +105,80 @@ def test_others_cannot_read_it(tmp_path: Path) -> None:
     journal.note_taken(entry("a"))
     journal.close()
     assert (tmp_path / NAME).stat().st_mode & 0o077 == 0
+
+
+def test_what_was_told_once_does_not_come_back_at_every_start(tmp_path: Path) -> None:
+    first = Journal(tmp_path)
+    first.begin()
+    first.note_tried()
+    first.note_taken(entry("a"))
+    first.note_taken(entry("b"))
+    first.close()
+    second = Journal(tmp_path)
+    assert second.begin() == [entry("a"), entry("b")]
+    second.note_taken(entry("early"))
+    second.close()
+    third = Journal(tmp_path)  # the second did not come so far as to tell anybody
+    assert third.begin() == [entry("a"), entry("b"), entry("early")]
+    third.note_tried()
+    third.note_tried()
+    third.note_taken(entry("new"))
+    third.note_taken(entry("b"))  # asked again
+    third.close()
+    assert left_in(tmp_path) == [entry("new"), entry("b")]
+
+
+def test_what_was_told_stays_told_when_the_file_is_written_anew(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.begin()
+    journal.note_taken(entry("old"))
+    journal.close()
+    journal = Journal(tmp_path)
+    assert journal.begin() == [entry("old")]
+    journal.note_tried()
+    journal.note_taken(entry("new"))
+    journal._rewrite()
+    journal.close()
+    assert left_in(tmp_path) == [entry("new")]
+
+
+def test_the_longest_reply_topic_and_correlation_that_are_taken_come_back(tmp_path: Path) -> None:
+    longest = JournalEntry("i" * 64, "c" * 64, "edge_vl/" + "t" * (MAX_TOPIC_BYTES - 8), "ff" * MAX_CORRELATION_BYTES)
+    journal = Journal(tmp_path)
+    journal.begin()
+    journal.note_taken(longest)
+    journal.close()
+    assert left_in(tmp_path) == [longest]
+
+
+def make_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes")
+@pytest.mark.parametrize("make", [make_pipe, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_file_is_told_once_and_left_as_it_is(
+    tmp_path: Path, make: Callable[[Path], object], caplog: pytest.LogCaptureFixture
+) -> None:
+    make(tmp_path / NAME)
+    before = (tmp_path / NAME).lstat()
+    journal = Journal(tmp_path)
+    assert journal.begin() == []
+    for number in range(10_000):
+        journal.note_taken(entry(f"x{number}"))
+        journal.note_ended(entry(f"x{number}"))
+    journal.close()
+    assert len(caplog.records) == 1
+    assert "not a regular file" in caplog.text
+    assert (tmp_path / NAME).lstat() == before
+    assert list(tmp_path.iterdir()) == [tmp_path / NAME]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes")
+def test_a_pipe_in_place_of_the_fresh_file_does_not_hold_it_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "in_flight.new")
+    journal = Journal(tmp_path)
+    journal.begin()
+    journal.note_taken(entry("a"))
+    journal.close()
+    assert left_in(tmp_path) == [entry("a")]

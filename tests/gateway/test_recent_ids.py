@@ -14,3 +14,7 @@ def test_an_id_is_new_unless_it_is_among_the_last_different_ones(asked: list[tup
         assert ids.add(*key) == (key not in remembered)
         remembered = [*(other for other in remembered if other != key), key][-most:]
         assert len(ids) == len(remembered)
+        for client in "ab":
+            for id in "123456":
+                assert ids.is_known(client, id) == ((client, id) in remembered)
+                assert ids.is_known(None, id) == any(id == other for _, other in remembered)

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
 import pytest
 
 from edge_vl.errors import ImageError
-from edge_vl.gateway.request_images import read_file_below
+from edge_vl.gateway.image_shelf import ImageShelf
+from edge_vl.gateway.request_images import RequestImages, read_file_below
+from edge_vl.mqtt.messages import ImageRef, Request
+from edge_vl.mqtt.topics import NodeTopics
 
 MOST = 100
 
@@ -72,3 +76,15 @@ def test_without_folders_no_file_is_read() -> None:
 def test_the_second_folder_is_looked_at_when_the_first_has_none(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert read_file_below([tmp_path / "empty", tmp_path / "gone", folder], "deep/a.jpg", 0, MOST) == b"picture"
+
+
+async def test_the_pictures_of_one_request_have_a_bound_together(folder: Path) -> None:
+    clock = asyncio.get_running_loop().time
+    shelf = ImageShelf(max_image_bytes=MOST, max_bytes=MOST, max_wait_s=1, clock=clock)
+    topics = NodeTopics("edge_vl", "gw")
+    images = RequestImages({}, [folder], shelf, topics, max_image_bytes=MOST, max_bytes=20)
+    ref = ImageRef(file="deep/a.jpg")
+    two = await images.of(Request(id="x", question="?", images=[ref, ref]))
+    assert [image.picture for image in two] == [b"picture"] * 2
+    with pytest.raises(ImageError, match="picture 3: the pictures of one request may have 20 bytes"):
+        await images.of(Request(id="x", question="?", images=[ref] * 3))

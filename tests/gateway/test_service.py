@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import base64
 import contextlib
+import io
 import signal
 import socket
 import threading
@@ -9,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from tests.gateway_process import GatewayProcess
 from tests.known_pictures import known_question
@@ -18,6 +21,7 @@ from tests.mqtt_observer import Observer, stream_faults
 from tests.paced_engine import PacedEngine
 
 STUCK = PacedEngine("stuck", token_s=30.0, is_endless=True)
+LOADS_SLOWLY = PacedEngine("heavy", load_s=30.0)
 SLOW = PacedEngine("slow", token_s=0.02, is_endless=True)
 
 
@@ -153,3 +157,80 @@ def test_of_two_workers_both_work_and_the_requests_of_a_killed_one_end_once(
         time.sleep(0.3)  # for a second end, if there is one
         for id in ids:
             assert stream_faults(id, observer.stream(id), check=stream_schema_faults) == []
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.3])
+def test_a_stop_while_the_model_is_loaded_ends_it_at_once_by_the_signal(
+    tmp_path: Path, mosquitto: Mosquitto, delay_s: float
+) -> None:
+    gateway = GatewayProcess(tmp_path / "gw", mosquitto.port, engine=LOADS_SLOWLY)
+    gateway.start(is_online=False)
+    wait_file(tmp_path / "gw" / "loading", gateway)
+    time.sleep(delay_s)
+    began_s = time.monotonic()
+    assert gateway.stop() == -signal.SIGTERM, gateway.said()
+    assert time.monotonic() - began_s < 2
+    assert "install" not in gateway.said()
+    assert "Traceback" not in gateway.said()
+
+
+def wait_file(path: Path, gateway: GatewayProcess) -> None:
+    until_s = time.monotonic() + 60
+    while not path.exists():
+        assert gateway.is_running, gateway.said()
+        assert time.monotonic() < until_s
+        time.sleep(0.02)
+
+
+def large_png(side: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("1", (side, side)).save(file, "PNG", compress_level=9)
+    return file.getvalue()
+
+
+def test_large_pictures_are_refused_by_their_header_or_decoded_one_after_the_other(
+    tmp_path: Path, mosquitto: Mosquitto, observer: Observer
+) -> None:
+    bomb, largest = (base64.b64encode(large_png(side)).decode() for side in (9_990, 4_900))
+    assert len(bomb) < 20_000
+    with GatewayProcess(tmp_path / "gw", mosquitto.port) as gateway:
+        before_mib = memory_mib(gateway, "VmRSS")
+        for client in ("a", "b", "c", "d"):
+            for id, picture in (("bomb", bomb), ("large", largest)):
+                asked = {"id": f"{id}-{client}", "client": client, "question": "?", "max_tokens": 1}
+                observer.publish("edge_vl/gw/request", asked | {"images": [{"base64": picture}] * 4})
+        for client in ("a", "b", "c", "d"):
+            error = observer.wait_terminal(f"bomb-{client}", 60)["error"]
+            assert (error["type"], error["param"]) == ("image", "images[0]")
+            assert "25000000" in error["message"]
+            assert observer.wait_terminal(f"large-{client}", 60)["type"] == "end"
+        # 24 megapixels at 10 to 20 bytes each, once; four at the same time would be 960 MiB or more.
+        assert memory_mib(gateway, "VmHWM") - before_mib < 600
+
+
+def memory_mib(gateway: GatewayProcess, name: str) -> int:
+    status = Path(f"/proc/{gateway.process.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in status if line.startswith(f"{name}:")) >> 10
+
+
+def test_a_stop_while_pictures_are_decoded_ends_in_time(
+    tmp_path: Path, mosquitto: Mosquitto, observer: Observer
+) -> None:
+    (tmp_path / "shots").mkdir()
+    (tmp_path / "shots" / "large.png").write_bytes(large_png(9_900))
+    with GatewayProcess(
+        tmp_path / "gw",
+        mosquitto.port,
+        top=f'folders = ["{tmp_path / "shots"}"]',
+        tables="[limits]\nmax_image_mpx = 100",
+    ) as gateway:
+        for client in ("a", "b", "c", "d"):
+            asked = {"id": f"x{client}", "client": client, "question": "?", "max_tokens": 1}
+            observer.publish("edge_vl/gw/request", asked | {"images": [{"file": "large.png"}] * 16})
+            wait_message(observer, f"x{client}", "start")
+        time.sleep(0.5)
+        began_s = time.monotonic()
+        assert gateway.stop() == 0, gateway.said()
+        assert time.monotonic() - began_s < 3
+        for client in ("a", "b", "c", "d"):
+            assert observer.wait_terminal(f"x{client}", 1)["reason"] == "shutdown"

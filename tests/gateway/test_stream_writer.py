@@ -2,8 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from edge_vl.errors import BrokerError
 from edge_vl.gateway.stream_writer import StreamWriter
 from edge_vl.mqtt.coalescer import Coalescer
 from edge_vl.mqtt.messages import End, ErrorFacts
@@ -39,7 +43,9 @@ class Link:
         await asyncio.sleep(0)
 
 
-def writer_on(link: Link, window_s: float = 0.0) -> StreamWriter:
+def writer_on(
+    link: Link, window_s: float = 0.0, on_terminal: Callable[..., object] = lambda message, future: None
+) -> StreamWriter:
     now_s = time.monotonic()
     return StreamWriter(
         link.post,
@@ -49,6 +55,7 @@ def writer_on(link: Link, window_s: float = 0.0) -> StreamWriter:
         received_s=now_s,
         expires_s=now_s + 60,
         correlation=b"x",
+        on_terminal=on_terminal,
     )
 
 
@@ -145,3 +152,108 @@ async def test_the_median_of_the_round_trips_is_what_publishing_takes() -> None:
     await link.confirm_all()
     assert writer.publish_s == 0.02
     end(writer, "a", 1)
+
+
+REFUSED = BrokerError("too large", reason="refused")
+
+
+async def refuse(link: Link) -> None:
+    """Let what is under way be undeliverable."""
+    for _, _, receipt in link.posted:
+        if not receipt.done():
+            receipt.set_exception(REFUSED)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+def delivered(link: Link) -> list[dict[str, Any]]:
+    return [
+        read_object(outbound.payload)
+        for outbound, _, receipt in link.posted
+        if not receipt.done() or (not receipt.cancelled() and receipt.exception() is None)
+    ]
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+async def test_an_end_that_the_broker_does_not_take_becomes_a_small_error_with_its_number(is_held: bool) -> None:
+    link = Link()
+    told: list[str] = []
+    writer = writer_on(link, on_terminal=lambda message, future: told.append(type(message).__name__))
+    writer.start("gw", "1", "tiny")
+    writer.add("a")
+    await link.confirm_all()
+    end(writer, "a" * 5000, 1)
+    if is_held:
+        link.posted[-1][2].set_exception(REFUSED)
+        writer.hold()
+        await asyncio.sleep(0)
+        assert [message["type"] for message in delivered(link)] == ["start", "delta"]
+        writer.resume()
+    else:
+        await refuse(link)
+    last = delivered(link)[-1]
+    assert (last["type"], last["seq"], last["error"]["type"]) == ("error", 2, "engine")
+    assert "larger than the broker takes" in last["error"]["message"]
+    assert len(link.posted[-1][0].payload) < 300
+    assert told == ["End", "ErrorMessage"]
+    await refuse(link)
+    assert len(link.posted) == 4  # it is tried once
+    writer.hold()
+    writer.resume()
+    assert len(link.posted) == 4
+
+
+async def test_an_error_whose_text_the_broker_does_not_take_is_told_without_it() -> None:
+    link = Link()
+    writer = writer_on(link)
+    writer.start("gw", "1", "tiny")
+    await link.confirm_all()
+    writer.error(ErrorFacts("deadline_exceeded", "too late"), "a" * 5000)
+    await refuse(link)
+    last = delivered(link)[-1]
+    assert (last["type"], last["seq"], last["error"]["type"]) == ("error", 1, "deadline_exceeded")
+    assert last.get("text", "") == ""
+
+
+async def test_an_end_that_is_given_up_for_want_of_room_or_dropped_is_not_replaced() -> None:
+    link = Link()
+    writer = writer_on(link)
+    writer.start("gw", "1", "tiny")
+    end(writer, "a", 1)
+    link.posted[-1][2].cancel()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(link.posted) == 2
+    other = Link()
+    writer = writer_on(other)
+    writer.start("gw", "1", "tiny")
+    await other.confirm_all()
+    end(writer, "a", 1)
+    other.posted[-1][2].set_exception(REFUSED)
+    writer.drop()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(other.posted) == 2
+
+
+async def test_what_was_confirmed_when_it_is_held_is_not_sent_again() -> None:
+    link = Link()
+    writer = writer_on(link)
+    writer.start("gw", "1", "tiny")
+    link.posted[0][2].set_result(0.01)  # its callback has not run
+    writer.hold()
+    writer.resume()
+    await asyncio.sleep(0)
+    assert len(link.posted) == 1
+
+
+@pytest.mark.parametrize("is_aborted", [False, True])
+async def test_an_end_that_nothing_came_before_is_a_refusal(is_aborted: bool) -> None:
+    link = Link()
+    writer = writer_on(link)
+    if is_aborted:
+        writer.abort("shutdown")
+    else:
+        writer.error(ErrorFacts("overloaded", "no"))
+    assert [keep for _, keep, _ in link.posted] == ["refusal"]
+    assert link.faults == []

@@ -166,7 +166,7 @@ def heard_faults(heard: Heard) -> list[str]:
     if levels[0] == "homeassistant":
         return [] if not heard.payload or _is_object(heard.payload) else ["no JSON object"]
     if levels[:3] == ["edge_vl", "gw", "camera"]:
-        if levels[3] != "door":
+        if levels[3] != "door" and not (levels[4:] == ["event"] and b'"type":"error"' in heard.payload):
             return ["a camera that is not there"]
         if levels[-1] == "state" and len(levels) == 6:
             return [] if b"\x00" not in heard.payload else ["a NUL in a state"]

@@ -58,7 +58,7 @@ class GatewayDouble:
         for topic in (f"{asking}/request", f"{asking}/cancel", f"{base}/image/+/+"):
             await self._link.subscribe(topic, qos=1)
         await self.say(f"{base}/status", "online", is_retained=True)
-        await self.say(f"{base}/info", json.dumps({"boot_id": "first"}), is_retained=True)
+        await self.say(f"{base}/info", json.dumps({"boot_id": "first", "group": self._group}), is_retained=True)
 
     async def run(self) -> None:
         async for message in self._link.messages:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edge_vl.errors import RequestError
 from edge_vl.mqtt.broker_url import read_broker_url
@@ -55,7 +57,23 @@ def test_what_is_no_address_is_refused(url: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["mqtt://user:hunter2@host", "mqtt://user:hunter2@host:x", "mqtt://user:hunter2@", "x://user:hunter2@host"]
+    "url",
+    [
+        "mqtt://user:hunter2@host",
+        "mqtt://user:hunter2@host:x",
+        "mqtt://user:hunter2@",
+        "x://user:hunter2@host",
+        "user:hunter2@host",
+        "mqtt://user:hunter2/@host",
+        "mqtt://user:hunter2?@host",
+        "mqtt://user:hunter2#@host",
+        "mqtt://user:12/hunter2@host/edge/node",
+        "mqtt://user:a@b:hunter2@host",
+        "mqtt://user/hunter2@host",
+        "mqtt://user:hunter2",
+        "mqtt://user:hunter2 x@host",
+        "mqtt://user:x hunter2",
+    ],
 )
 def test_a_password_in_an_address_is_refused_and_never_shown(url: str) -> None:
     with pytest.raises(RequestError) as caught:
@@ -67,3 +85,13 @@ def test_the_password_given_apart_is_kept_out_of_the_settings_text() -> None:
     settings, _ = read_broker_url("mqtt://user@host", password="hunter2")
     assert settings.password == "hunter2"
     assert "hunter2" not in repr(settings)
+
+
+@given(
+    st.text(st.characters(codec="utf-8"), min_size=1, max_size=12), st.sampled_from(["host", "host:1884/edge", "[::1]"])
+)
+def test_no_password_gets_into_an_error_whatever_is_in_it(noise: str, place: str) -> None:
+    for password in (f"hunter2{noise}", f"{noise}hunter2"):
+        with pytest.raises(RequestError) as caught:
+            read_broker_url(f"mqtt://user:{password}@{place}")
+        assert "hunter2" not in f"{caught.value!r}{caught.value.__cause__!r}"

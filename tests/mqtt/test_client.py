@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import gc
+import json
 import signal
 import subprocess
 import sys
@@ -193,7 +195,7 @@ async def test_silence_ends_with_the_deadline(mosquitto: Mosquitto) -> None:
     async with running_double(mosquitto, silent) as gateway, client(mosquitto) as asking:
         began_s = time.monotonic()
         stream = asking.ask("What?", timeout_s=0.3)
-        with pytest.raises(DeadlineExceeded, match="waiting for a gateway"):
+        with pytest.raises(DeadlineExceeded, match=r"waiting for a gateway; the gateway 'n1' is online; it is busy"):
             await stream.answer()
         assert time.monotonic() - began_s >= 0.3
         await gateway.until(lambda double: stream.id in double.cancels)
@@ -206,8 +208,105 @@ async def test_where_no_gateway_is_that_is_said_long_before_the_deadline(mosquit
         with pytest.raises(Aborted, match="the broker knows of no gateway 'n1'") as caught:
             await one.answer()
         assert caught.value.reason == "nobody"
-        with pytest.raises(Aborted, match="no gateway that is online"):
+        with pytest.raises(Aborted, match="no gateway of the group 'g' that is online"):
             await other.answer()
+
+
+@pytest.mark.parametrize("protocol", ["5", "3.1.1"])
+async def test_a_group_without_a_worker_is_given_up_soon_though_other_gateways_are_online(
+    mosquitto: Mosquitto, protocol: str
+) -> None:
+    async with running_double(mosquitto), client(mosquitto, group="g", protocol=protocol) as asking:
+        began_s = time.monotonic()
+        with pytest.raises(Aborted, match="no gateway of the group 'g' that is online; of others there are") as caught:
+            await asking.ask("What?", timeout_s=60).answer()
+    assert caught.value.reason == "nobody"
+    assert time.monotonic() - began_s < 10
+
+
+async def test_who_is_said_to_be_online_and_does_not_listen_is_given_up_on_mqtt_5(mosquitto: Mosquitto) -> None:
+    async with running_double(mosquitto, node="n2") as gateway:
+        await gateway.say("edge_vl/n1/status", "online", is_retained=True)
+        async with client(mosquitto, protocol="5") as asking:
+            with pytest.raises(Aborted, match="'n1' is online, but does not listen to requests"):
+                await asking.ask("What?", timeout_s=60).answer()
+
+
+async def test_that_answers_may_not_be_readable_is_said_long_before_the_deadline(
+    mosquitto: Mosquitto, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("edge_vl.mqtt.attendant._DOUBT_AFTER_S", 0.1)
+    async with running_double(mosquitto, silent), client(mosquitto, name="robot") as asking:
+        stream = asking.ask("What?", timeout_s=60)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(stream.answer(), 1.0)
+    (said,) = caplog.messages
+    assert "this user may not read edge_vl/n1/response/robot/+" in said
+
+
+RULES = """
+topic readwrite edge_vl/#
+user robot
+topic write edge_vl/n1/request
+topic write edge_vl/n1/cancel
+topic read  edge_vl/n1/response/robot/+
+topic read  edge_vl/n1/status
+topic read  edge_vl/n1/info
+"""
+
+
+async def test_under_access_rules_a_user_is_heard_by_its_own_name_and_told_what_it_may_not(tmp_path: Path) -> None:
+    if not has_mosquitto():
+        pytest.skip("mosquitto is not installed (apt-get install mosquitto)")
+    users, rules = tmp_path / "users", tmp_path / "rules"
+    make_user = ["mosquitto_passwd", "-b", "-c", str(users), "robot", "pw"]
+    await asyncio.to_thread(subprocess.run, make_user, check=True)
+    rules.write_text(RULES)
+    with running_mosquitto(tmp_path, options=[f"password_file {users}", f"acl_file {rules}"]) as broker:
+        url = f"mqtt://robot@127.0.0.1:{broker.port}"
+        async with running_double(broker):
+            async with Client(url, node="n1", password="pw") as asking:
+                assert (await asking.ask("What?").answer()).text == "two words"
+            async with Client(url, node="n1", password="pw", name="arm") as deaf:
+                with pytest.raises(DeadlineExceeded, match=r"may not read edge_vl/n1/response/arm/\+ by the broker's"):
+                    await deaf.ask("What?", timeout_s=0.5).answer()
+            async with Client(url, node="n2", password="pw") as misspelt:
+                with pytest.raises(BrokerError, match=r"for edge_vl/n2/request \(not authorized: .* is misspelt\)"):
+                    await misspelt.ask("What?").answer()
+
+
+async def test_a_connection_that_was_lost_is_named_when_the_deadline_passes(mosquitto: Mosquitto) -> None:
+    async with client(mosquitto) as asking:
+        async with running_double(mosquitto, silent) as gateway:
+            stream = asking.ask("What?", timeout_s=1.5)
+            await gateway.until(lambda double: bool(double.requests))
+        await asyncio.to_thread(mosquitto.restart)
+        with pytest.raises(DeadlineExceeded, match="the connection to the broker was lost in between"):
+            await stream.answer()
+
+
+async def test_what_a_gateway_is_can_be_asked(mosquitto: Mosquitto) -> None:
+    info = {
+        "v": 1, "node": "n1", "version": "0", "boot_id": "b", "started_at": "2026-01-01T00:00:00+00:00",
+        "protocol": "5", "model": "m", "profile": "p", "vision_engine": "onnx", "language_engine": "onnx",
+        "cameras": ["door"], "limits": dict.fromkeys(
+            ("max_active", "max_waiting", "max_per_client", "max_request_bytes", "max_image_bytes", "max_tokens",
+             "default_deadline_ms"), 1),
+    }  # fmt: skip
+    async with client(mosquitto) as early, running_double(mosquitto) as gateway:
+        assert await early.info() is None
+        await gateway.say("edge_vl/n1/info", json.dumps(info), is_retained=True)
+        async with client(mosquitto) as asking, client(mosquitto, group="g") as group:
+            known = await asking.info(10)
+            assert known is not None
+            assert known.cameras == ["door"]
+            assert await group.info() is None
+
+
+def test_a_client_is_called_as_its_user_where_that_can_be_a_name() -> None:
+    assert Client("mqtt://robot@127.0.0.1", node="a").name == "robot"
+    assert Client("mqtt://robot@127.0.0.1", node="a", name="arm").name == "arm"
+    assert "@" not in Client("mqtt://robot%40home@127.0.0.1", node="a").name
 
 
 async def test_a_gateway_that_was_offline_before_is_named(
@@ -317,6 +416,20 @@ async def test_a_program_without_an_event_loop_asks_with_one_call(mosquitto: Mos
     assert (answer.text, "".join(pieces)) == ("two words", "two words")
 
 
+async def test_the_one_call_takes_what_a_client_takes(mosquitto: Mosquitto) -> None:
+    async with running_double(mosquitto) as gateway:
+        await asyncio.to_thread(
+            functools.partial(
+                edge_vl.mqtt.ask, f"mqtt://127.0.0.1:{mosquitto.port}/other", "n1", "What?",
+                prefix="edge_vl", name="robot", images={"camera": "door"}, max_tokens=9, seed=4, timeout_s=8,
+            )
+        )  # fmt: skip
+    (request,) = gateway.requests
+    assert (request["client"], request["images"], request["max_tokens"]) == ("robot", [{"camera": "door"}], 9)
+    with pytest.raises(RequestError, match="either a node or a group"):
+        await asyncio.to_thread(edge_vl.mqtt.ask, "127.0.0.1", "n1", "What?", group="g")
+
+
 async def test_closing_the_client_cancels_what_waits(mosquitto: Mosquitto) -> None:
     async with running_double(mosquitto, silent) as gateway:
         async with client(mosquitto) as asking:
@@ -351,12 +464,17 @@ async def test_a_broker_that_is_not_there_is_said_at_once() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"question": ""}, "question"),
+        ({"question": ""}, r"^question should be a text of 1 to 16384 characters, not an empty text$"),
+        ({"question": "  "}, r"^question holds no word$"),
+        ({"question": b"x"}, r"^question "),
+        ({"question": object()}, r"request"),
         ({"question": "x", "timeout_s": 0}, "timeout_s"),
         ({"question": "x", "timeout_s": float("nan")}, "timeout_s"),
         ({"question": "x", "max_frame_age_s": -1}, "max_frame_age_s"),
-        ({"question": "x", "max_tokens": 0}, "max_tokens"),
-        ({"question": "x", "temperature": -1}, "temperature"),
+        ({"question": "x", "max_tokens": 0}, r"^max_tokens should be a whole number from 1 to 32768, not"),
+        ({"question": "x", "max_tokens": 40_000}, r"^max_tokens should be a whole number from 1 to 32768, not"),
+        ({"question": "x", "temperature": -1}, r"^temperature should be a number from 0 to 100, not"),
+        ({"question": "x", "temperature": float("nan")}, "temperature"),
         ({"question": "x", "conversation": "no spaces"}, "conversation"),
         ({"question": "x", "seed": 1 << 70}, "seed"),
         ({"question": "x", "images": [{"url": "http://x"}]}, "picture 1"),
@@ -382,7 +500,7 @@ async def test_a_picture_that_is_too_large_for_the_broker_ends_its_own_request_o
     large = np.random.default_rng(0).integers(0, 255, (300, 300, 3), np.uint8)
     with running_mosquitto(tmp_path, options=["message_size_limit 50000"]) as broker:
         async with running_double(broker), client(broker) as asking:
-            with pytest.raises(BrokerError, match="a picture may be larger than it allows"):
+            with pytest.raises(BrokerError, match=r"the largest has \d+ bytes; it may allow less"):
                 await asking.ask("What?", images=[large], timeout_s=20).answer()
             assert (await asking.ask("What?").answer()).text == "two words"
 

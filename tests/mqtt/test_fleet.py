@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 from typing import Any
 
 import aiomqtt
@@ -12,13 +13,14 @@ import pytest
 from edge_vl.errors import RequestError
 from edge_vl.mqtt import Fleet
 from edge_vl.mqtt.node_messages import CameraAnswer, CameraEvent
+from edge_vl.mqtt.packet import Inbound
 from tests.mosquitto import Mosquitto
 
 
-def answer(text: str) -> str:
+def answer(text: str, state: str | None = None) -> str:
     frame = {"source": "door", "index": 1, "captured_at": "2026-01-01T00:00:00+00:00", "age_ms": 90}
     times = {"at": "2026-01-01T00:00:00+00:00", "t_ms": 5, "total_ms": 80, "trigger": "interval"}
-    fields: dict[str, Any] = {"camera": "door", "question": "What?", "text": text, "state": text, "model": "m"}
+    fields: dict[str, Any] = {"camera": "door", "question": "What?", "text": text, "state": state or text, "model": "m"}
     return json.dumps({"v": 1, **fields, **times, "frame": frame})
 
 
@@ -80,3 +82,44 @@ async def test_of_answers_that_nobody_takes_the_newest_are_kept(
 def test_a_prefix_is_checked() -> None:
     with pytest.raises(RequestError, match="prefix"):
         Fleet("127.0.0.1", prefix="a/b/c")
+
+
+def hear(fleet: Fleet, topic: str, payload: bytes) -> None:
+    fleet._hear(Inbound(topic, payload, received_s=1.0))
+
+
+async def test_however_many_names_are_forged_what_is_known_is_bounded_and_the_last_heard_of_stay() -> None:
+    fleet = Fleet("127.0.0.1")
+    state = {"v": 1, "camera": "c", "status": "online", "since": "", "at": "", "t_ms": 1}
+    tracemalloc.start()
+    try:
+        for number in range(20_000):
+            hear(fleet, f"edge_vl/m{number}/status", b"online")
+            hear(fleet, "edge_vl/gw/status", b"online")
+        for number in range(3000):
+            hear(fleet, f"edge_vl/n{number}/camera/c/state", json.dumps({**state, "question": "q" * 60_000}).encode())
+            hear(fleet, f"edge_vl/one/camera/c{number}/state", json.dumps({**state, "question": "q" * 60_000}).encode())
+        num_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert num_bytes < 24 << 20
+    assert max(len(gateway.cameras) for gateway in fleet.gateways.values()) == 4  # 256 KiB of one
+    assert "n2999" in fleet.gateways
+    hear(fleet, "edge_vl/gw/status", b"online")
+    for number in range(1023):
+        hear(fleet, f"edge_vl/m{number}/status", b"offline")
+    assert len(fleet.gateways) == 1024
+    assert fleet.gateways["gw"].status == "online"
+
+
+async def test_what_nobody_takes_is_bounded_in_bytes() -> None:
+    fleet = Fleet("127.0.0.1")
+    for number in range(300):
+        hear(fleet, "edge_vl/gw/camera/door/answer", answer(f"{number} " + "x" * 200_000, state="...").encode())
+    taken = []
+    while not fleet._heard.empty():
+        message = (await anext(fleet.heard())).message
+        assert isinstance(message, CameraAnswer)
+        taken.append(int(message.text.split()[0]))
+    assert taken == list(range(300 - len(taken), 300))
+    assert 30 <= len(taken) <= 42

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_vl.mqtt.json_reading import MAX_DEPTH, PayloadError, read_object, top_level_texts
+from edge_vl.mqtt.json_reading import MAX_DEPTH, MAX_VALUES, PayloadError, read_object, top_level_texts
 
 LARGE = 1 << 20
 
@@ -73,6 +73,19 @@ def test_nesting_up_to_the_bound_is_read_and_brackets_in_texts_do_not_count() ->
     assert read_object(deepest, max_bytes=LARGE)
     text = "[{" * 1000 + '\\"' + "[" * 1000
     assert read_object(json.dumps({"a": text}).encode(), max_bytes=LARGE) == {"a": text}
+
+
+@pytest.mark.parametrize("values", [b"1," * MAX_VALUES + b"1", b"[]," * MAX_VALUES + b"[]", b"[]" * 60_000])
+def test_more_values_than_make_sense_are_refused_before_objects_are_made_of_them(values: bytes) -> None:
+    payload = b'{"id":"q","x":[' + values + b"]}"
+    with pytest.raises(PayloadError, match=f"more than {MAX_VALUES} values"):
+        read_object(payload, max_bytes=LARGE)
+    assert top_level_texts(payload, KNOWN, max_bytes=LARGE)[0] == {"id": "q"}
+
+
+def test_values_up_to_the_bound_are_read_and_commas_in_texts_do_not_count() -> None:
+    content = {"x": [1] * (MAX_VALUES - 5), "text": "," * 20_000}
+    assert read_object(json.dumps(content).encode(), max_bytes=LARGE) == content
 
 
 def test_a_payload_of_five_megabytes_is_refused_by_its_size() -> None:

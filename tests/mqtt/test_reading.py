@@ -226,6 +226,9 @@ def test_keys_that_look_like_the_words_of_the_library_are_only_unknown(more: dic
 
 def test_a_cancel_is_read_and_unknown_fields_of_it_are_errors() -> None:
     assert read_cancel(b'{"v":1,"id":"q1"}') == Cancel(id="q1")
+    assert read_cancel(b'{"id":"q1","client":"robot"}') == Cancel(id="q1", client="robot")
+    with pytest.raises(BadPayload, match="client should be"):
+        read_cancel(b'{"id":"q1","client":"a/b"}')
     with pytest.raises(BadPayload, match="unknown field idd; did you mean id"):
         read_cancel(b'{"idd":"q1"}')
     with pytest.raises(BadPayload, match="bytes and may have"):
@@ -238,6 +241,8 @@ def test_a_claim_of_a_later_version_is_read_without_what_is_new() -> None:
     assert read_claim(json.dumps(content).encode()) == claim
     with pytest.raises(BadPayload, match="node should be"):
         read_claim(json.dumps({**content, "node": "a/b"}).encode())
+    with pytest.raises(BadPayload, match="boot_id should be a text of 1 to 64 characters"):
+        read_claim(json.dumps({**content, "boot_id": "b" * 65}).encode())
 
 
 def test_a_clients_reading_of_a_stream_ignores_what_is_new() -> None:

@@ -6,7 +6,8 @@ import ssl
 import pytest
 
 from edge_vl.mqtt.broker_settings import BrokerSettings
-from edge_vl.mqtt.refusals import dial_error, refusal
+from edge_vl.mqtt.packet import Outbound
+from edge_vl.mqtt.refusals import dial_error, message_refusal, refusal
 
 SETTINGS = BrokerSettings(host="hub", username="ann", password="s3cret")
 
@@ -46,3 +47,24 @@ def test_each_way_of_not_getting_through_has_its_reason(error: OSError | ValueEr
     found = dial_error(error, "hub:8883")
     assert found.reason == reason
     assert "hub:8883" in str(found)
+
+
+def test_a_user_without_a_password_is_told_that_none_was_given_and_how() -> None:
+    without = BrokerSettings(host="hub", username="ann")
+    assert "without a password, for none was given (EDGE_VL_MQTT_PASSWORD" in str(refusal(135, "no", without, "c"))
+    assert "none was given" not in str(refusal(135, "no", SETTINGS, "c"))
+
+
+def test_a_confirmation_of_a_message_says_why_it_is_not_taken() -> None:
+    message, asking = Outbound("a/b", b""), Outbound("a/b", b"", needs_listener=True)
+    assert message_refusal(0, message) is None
+    assert message_refusal(16, message) is None
+    unheard, refused = message_refusal(16, asking), message_refusal(135, message)
+    assert unheard is not None
+    assert refused is not None
+    assert (unheard.reason, str(unheard)) == ("unheard", "nobody listens to a/b")
+    assert refused.reason == "refused"
+    assert "messages for a/b (not authorized: by the broker's access rules, or a name in it is misspelt)" in str(
+        refused
+    )
+    assert "(reason 200)" in str(message_refusal(200, message))

@@ -21,6 +21,7 @@ RULE = ReplyRule("edge_vl", ("robot/answers", "lab/"))
         "edge_vl/other/response/c/set",
         "edge_vl/robot-7/answers",
         "edge_vl/answers",
+        "edge_vl/a/b/c/d/e/f",
         "robot/answers",
         "robot/answers/7/x",
         "lab/a",
@@ -42,6 +43,9 @@ def test_answers_may_go_below_the_prefixes(topic: str) -> None:
         ("/edge_vl/a/b", "empty level"),
         ("edge_vl//a", "empty level"),
         ("edge_vl/a/", "empty level"),
+        ("edge_vl/a/b/c/d/e/f/g", "8 levels and may have 7"),
+        ("edge_vl/x" + "/a" * 250, "252 levels"),
+        ("robot/answers" + "/a" * 6, "8 levels"),
         ("edge_vl/a/+/c", "wildcard"),
         ("edge_vl/#", "wildcard"),
         ("$SYS/broker", "begins with $"),
@@ -67,6 +71,12 @@ def test_other_topics_are_refused_in_words_without_the_topic(topic: str, words: 
     assert words in str(caught.value)
     assert caught.value.field == "reply_to"
     assert len(topic) < 12 or topic not in str(caught.value)
+
+
+@pytest.mark.parametrize("topic", ["a/b/c/d/e/f/g/h", "a//b", "a/", "/a"])
+def test_no_topic_to_send_to_has_many_levels_or_an_empty_one(topic: str) -> None:
+    with pytest.raises(RequestError, match="level"):
+        check_topic(topic, "topic")
 
 
 NAMES = st.from_regex(r"[A-Za-z0-9_-]{1,8}", fullmatch=True)

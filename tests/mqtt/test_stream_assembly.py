@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_vl.mqtt.messages import Aborted, Delta, End, Start, StreamMessage
-from edge_vl.mqtt.stream_assembly import StreamAssembly
+from edge_vl.mqtt.stream_assembly import MAX_CHARACTERS, StreamAssembly
 
 USAGE = {"prompt_tokens": 1, "image_tokens": 0, "completion_tokens": 3}
 
@@ -75,3 +75,28 @@ def test_the_joined_text_is_always_that_of_the_end(pieces: list[str], data: Any)
         assert whole.startswith(given_away)
     given_away += assembly.take(end(len(stream), whole))
     assert given_away == whole == assembly.text
+
+
+def test_text_that_waits_is_bounded_and_the_end_has_what_was_not_kept() -> None:
+    assembly = StreamAssembly()
+    assembly.take(start())
+    pieces = [f"{seq:04}" + "x" * 200_000 for seq in range(1, 301)]
+    for seq, piece in enumerate(pieces[1:], 2):
+        assert assembly.take(delta(seq, piece)) == ""
+    assert sum(len(held.text) for held in assembly._held.values() if isinstance(held, Delta)) <= MAX_CHARACTERS
+    assert assembly.take(end(301, "".join(pieces))) == "".join(pieces)
+    assert assembly.is_consistent
+
+
+def test_a_stream_without_an_end_does_not_grow_for_ever() -> None:
+    assembly = StreamAssembly()
+    assembly.take(start())
+    given_away = "".join(assembly.take(delta(seq, f"{seq:04}" + "x" * 200_000)) for seq in range(1, 301))
+    assert MAX_CHARACTERS - 200_004 < len(given_away) <= MAX_CHARACTERS
+    assert assembly.text == given_away
+
+
+def test_an_end_that_contradicts_what_was_said_before_is_told() -> None:
+    assembly = StreamAssembly()
+    assert [assembly.take(message) for message in (start(), delta(1, "I am "), end(2, "else"))] == ["", "I am ", ""]
+    assert not assembly.is_consistent

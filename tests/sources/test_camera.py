@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ from edge_vl.errors import SourceError
 from edge_vl.frame import Frame
 from edge_vl.sources.camera import Camera
 from edge_vl.sources.camera_settings import CameraSettings
+from edge_vl.sources.open import open_source
 from edge_vl.sources.source import LiveSource
 from edge_vl.sources.view import View
 from tests.sources.fake_capture import FakeCamera, StateLog, until
@@ -475,3 +478,66 @@ def test_status_changes_are_logged_without_passwords(
 
     assert "hidden" not in caplog.text
     assert "camera door is offline: rtsp://***@host/ cannot be opened" in caplog.text
+
+
+_FORKING = """
+import os, sys, threading, time
+from edge_vl.sources.camera import Camera
+from edge_vl.sources.synthetic import SyntheticCapture
+
+camera = Camera(lambda: SyntheticCapture(96, 96, 50.0), name="door")
+assert camera.wait_newer(-1, 10) is not None
+held = threading.Event()
+
+def hold():
+    with camera._record._lock:  # as a thread of the camera does whenever a frame comes
+        held.set()
+        time.sleep(1)
+
+threading.Thread(target=hold).start()
+held.wait()
+child = os.fork()
+if child == 0:
+    with camera:  # ends by closing it
+        sys.exit(0)
+until_s = time.monotonic() + 10
+while os.waitpid(child, os.WNOHANG) == (0, 0):
+    if time.monotonic() > until_s:
+        os.kill(child, 9)
+        sys.exit("the child hangs")
+    time.sleep(0.01)
+assert camera.wait_newer(camera.state.num_frames, 10) is not None, "the parent's goes on"
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_fork_ends_without_waiting_for_the_camera_of_its_parent() -> None:
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", _FORKING]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_a_library_says_reaches_no_terminal_as_it_is(fake: FakeCamera, start: OpenCamera) -> None:
+    fake.open_error = RuntimeError("\x1b]0;PWNED\x07 rtsp://u:ge heim@h/?geheim\nnext")
+    camera = start(QUICK)
+
+    assert until(lambda: camera.state.status == "offline")
+    assert camera.state.reason == "RuntimeError: \ufffd]0;PWNED\ufffd rtsp://***@h/?*** next"
+
+
+@pytest.mark.parametrize(
+    "login",
+    ["admin:a'geheim", 'admin:a"geheim', "admin:<geheim>", "admin:geheim[", "geheim", "a@b:geheim@", "admin:%geheim"],
+)
+def test_a_password_in_an_address_is_in_nothing_that_a_camera_shows(
+    login: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    log = StateLog()
+    with open_source(f"http://{login}@127.0.0.1:1/x?k=geheim", on_state=log) as camera:  # type: ignore[attr-defined]
+        assert until(lambda: bool(log.states))
+        shown = [camera.name, repr(camera), repr(camera.state), *(thread.name for thread in threading.enumerate())]
+    assert (
+        log.states[0].reason == "http://***@127.0.0.1:1/x?... cannot be opened: nobody listens on port 1 of 127.0.0.1"
+    )
+    assert "geheim" not in f"{shown} {caplog.text}"

@@ -56,6 +56,32 @@ def test_the_first_frame_passes_and_an_equal_one_does_not(stream: Stream) -> Non
     assert [stream.show(pixels) for _ in range(4)] == [True, False, False, False]
 
 
+@pytest.mark.parametrize(("side", "sigma"), [(64, 10.0), (64, 20.0), (64, 30.0), (100, 30.0), (160, 30.0)])
+def test_noise_does_not_open_it_on_a_small_region_and_an_object_does(stream: Stream, side: int, sigma: float) -> None:
+    rng = np.random.default_rng(1)
+    scene = textured(200, 200)[:side, :side]
+    stream.show(noisy(scene, rng, sigma))
+    assert not any(stream.show(noisy(scene, rng, sigma)) for _ in range(60))
+    scene[side // 2 : side // 2 + side // 4, side // 4 : side // 2] = 250
+    assert stream.show(noisy(scene, rng, sigma))
+
+
+@pytest.mark.parametrize("amplitude", [8, 15, 20])
+def test_the_bands_of_a_lamp_that_flickers_do_not_open_it_and_an_object_in_them_does(
+    stream: Stream, amplitude: int
+) -> None:
+    scene = textured()
+    down = np.arange(scene.shape[0])[:, None, None] / scene.shape[0]
+
+    def lit(number: int) -> NDArray[np.float32]:
+        bands: NDArray[np.float32] = scene + amplitude * np.sin(2 * np.pi * (1.5 * down + 0.37 * number))
+        return bands
+
+    stream.show(lit(0).astype(np.uint8))
+    assert not any(stream.show(lit(number).astype(np.uint8)) for number in range(1, 60))
+    assert stream.show(with_object(lit(60), 0.02, (230, 230, 40)).clip(0, 255).astype(np.uint8))
+
+
 @pytest.mark.parametrize("sigma", [3.0, 10.0, 25.0])
 def test_noise_does_not_open_it(stream: Stream, sigma: float) -> None:
     rng, scene = np.random.default_rng(2), textured()

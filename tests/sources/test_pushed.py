@@ -45,7 +45,9 @@ def test_a_frame_keeps_the_moment_when_it_was_taken() -> None:
     assert time.time() - frame.captured_wall_s == pytest.approx(0.5, abs=0.4)
 
 
-@pytest.mark.parametrize("captured_s", [time.time(), float("nan"), "now", True], ids=["wall clock", "nan", "text", "flag"])
+@pytest.mark.parametrize(
+    "captured_s", [time.time(), float("nan"), "now", True], ids=["wall clock", "nan", "text", "flag"]
+)
 def test_a_time_of_another_clock_is_refused(captured_s: float) -> None:
     with pytest.raises(RequestError, match=r"time\.time\(\) is another clock"):
         PushedFrames().push(GREY, captured_s=captured_s)

@@ -72,6 +72,14 @@ def test_after_a_while_other_objects_are_shown() -> None:
     assert capture.truth(0) == capture.truth(19) != capture.truth(20)
 
 
+def test_every_other_scene_has_a_red_circle_and_the_others_have_none() -> None:
+    camera = SyntheticCapture(320, 240, 10.0, scene_s=1.0)
+    scenes = [camera.truth(number * 10) for number in range(40)]
+    has_target = ["a red circle at the" in scene.text for scene in scenes]
+    assert has_target == [False, True] * 20
+    assert len(set(scenes)) == 40
+
+
 def test_the_bundled_model_answers_what_is_true() -> None:
     capture = SyntheticCapture(320, 240, 10.0, scene_s=1.0)
     with Runtime.open() as runtime:

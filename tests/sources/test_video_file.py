@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import struct
 import subprocess
 import sys
@@ -17,10 +18,11 @@ import pytest
 from edge_vl import SourceError, open_source
 from edge_vl.sources.camera_settings import CameraSettings
 from edge_vl.sources.synthetic import SyntheticCapture, read_number
-from edge_vl.sources.video_file import VideoFile
+from edge_vl.sources.video_file import VideoFile, _let_end
 from edge_vl.sources.view import View
 from edge_vl.watch_counts import WatchCounts
 from tests.conftest import OpenFake
+from tests.sources.mjpeg_server import jpeg
 
 cv2 = pytest.importorskip("cv2")
 
@@ -197,3 +199,25 @@ def test_one_that_was_watched_counts_as_many_frames_as_it_has(recording: Path, o
     with runtime.watch(open_source(recording, paced=False), "Is it?") as watch:
         assert len(list(watch)) == 20
     assert watch.counts == WatchCounts(frames=20, answers=20)
+
+
+def test_the_end_of_a_fork_does_not_wait_for_what_its_parent_decodes() -> None:
+    closed, native = threading.Event(), threading.Lock()
+    native.acquire()
+
+    _let_end(closed, native, os.getpid() + 1)
+    assert not closed.is_set()
+
+    native.release()
+    _let_end(closed, native, os.getpid())
+    assert closed.is_set()
+    assert native.locked(), "no other call begins"
+
+
+def test_a_picture_that_changes_its_size_on_the_way_loses_no_frame(tmp_path: Path) -> None:
+    path = tmp_path / "both.mjpeg"
+    sizes = [(64, 48)] * 5 + [(96, 48)] * 5
+    path.write_bytes(b"".join(jpeg(90, size) for size in sizes))
+    source = VideoFile(path, paced=False)
+    assert [frame.pixels.shape for frame in source] == [(48, 64, 3)] * 10
+    source.close()
