@@ -14,6 +14,7 @@ from edge_vl.errors import EdgeVLError, RequestError, SourceError
 from edge_vl.gateway.broker_check import check_broker
 from edge_vl.gateway.config import CameraConfig, GatewayConfig, ModelConfig
 from edge_vl.gateway.finding import Finding
+
 __all__ = ["check_gateway"]
 
 _MAX_AT_ONCE = 4

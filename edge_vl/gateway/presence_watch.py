@@ -104,7 +104,7 @@ class PresenceWatch:
                 other.started_at,
             )
             self._answer()
-        elif verdict == "older":
+        elif verdict == "older" or (verdict == "nothing" and not inbound.is_retained):  # somebody has overwritten it
             self._answer()
         elif verdict == "leave" and other is not None:
             text = (

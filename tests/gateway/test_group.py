@@ -151,3 +151,20 @@ async def test_who_writes_offline_again_and_again_holds_up_no_answer(mosquitto: 
                 await asyncio.sleep(0.1)
             assert any(read_object(heard.payload)["type"] == "end" for heard in observer.stream("x1"))
             assert len(observer.heard(CLAIMS)) < 10
+
+
+async def test_whatever_somebody_else_writes_as_its_info_is_overwritten(
+    mosquitto: Mosquitto, open_fake: OpenFake
+) -> None:
+    for group in (None, "pool"):
+        with Observer(mosquitto.port, ["edge_vl/one/info"]) as observer:
+            runtime, _ = open_fake(script="ok")
+            async with running(config_for(mosquitto.port, node="one", group=group), runtime):
+                await until(lambda: bool(observer.heard()))
+                own = read_object(observer.heard()[-1].payload)["boot_id"]
+                for forged in ("", '{"v":1}', "nonsense"):
+                    observer.publish("edge_vl/one/info", forged, is_retained=True)
+                    await until(lambda own=own: own.encode() in observer.heard()[-1].payload)  # type: ignore[misc]
+                    with Observer(mosquitto.port, ["edge_vl/one/info"]) as late:
+                        await until(lambda late=late: bool(late.heard()))  # type: ignore[misc]
+                        assert read_object(late.heard()[-1].payload)["boot_id"] == own, (group, forged)

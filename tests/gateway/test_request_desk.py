@@ -195,7 +195,8 @@ async def test_a_stream_is_released_when_the_engine_has_let_go_of_it(open_fake: 
     stream.cancel()
     with pytest.raises(Cancelled):
         await answering
-    assert not stream.is_released
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(stream.released(), 0.05)
     refused = runtime.astream([], "?")
     with pytest.raises(QueueFull):
         await refused.answer()
