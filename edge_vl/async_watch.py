@@ -1,4 +1,4 @@
-"""The asynchronous twin of a watch. Apart from it because asyncio is a fifth of the time of `import edge_vl`."""
+"""The asynchronous twin of a watch. Apart from it, so that a watch does not load asyncio."""
 
 from __future__ import annotations
 

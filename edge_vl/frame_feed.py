@@ -102,8 +102,14 @@ class FrameFeed:
         self._bgr = bgr
         self._is_on_demand = is_on_demand
         self._on_frame = on_frame
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._pull, args=(source,), name="edge-vl-frames", daemon=True)
         self._thread.start()
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is the copy in a forked process: the thread is the parent's, and may hold a lock for ever."""
+        return os.getpid() != self._process
 
     @property
     def is_abandoned(self) -> bool:
@@ -111,7 +117,12 @@ class FrameFeed:
         return self.mailbox.is_closed and self._thread.is_alive()
 
     def close(self, timeout_s: float) -> None:
-        """Want no more frames; wait for the source to give its next one, at most so long. From any thread."""
+        """Want no more frames; wait for the source to give its next one, at most so long. From any thread.
+
+        Does nothing in a forked process.
+        """
+        if self.is_forked:
+            return
         self.mailbox.close()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)

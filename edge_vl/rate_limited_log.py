@@ -15,6 +15,7 @@ __all__ = ["RateLimitedLog", "tell_left_out"]
 _MAX_KINDS = 256
 
 _logs: weakref.WeakSet[RateLimitedLog] = weakref.WeakSet()
+_logs_lock = threading.Lock()
 
 
 @dataclass(slots=True)
@@ -65,7 +66,8 @@ class RateLimitedLog:
         self._clock = clock
         self._lock = threading.Lock()
         self._kinds: OrderedDict[str, _Kind] = OrderedDict()
-        _logs.add(self)
+        with _logs_lock:
+            _logs.add(self)
 
     def info(self, kind: str, message: str, *arguments: object) -> None:
         """Write an information, if it is time."""
@@ -123,7 +125,9 @@ class RateLimitedLog:
 
 def tell_left_out() -> None:
     """Let every log that has left lines out write the last of them; to be called from time to time."""
-    for log in list(_logs):
+    with _logs_lock:
+        logs = list(_logs)
+    for log in logs:
         log.tell_left_out()
 
 

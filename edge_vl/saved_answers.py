@@ -144,12 +144,12 @@ class SavedAnswers:
             facts: what the JSON file says, besides `picture`, the name of the JPEG.
 
         Returns:
-            The path of the JSON file; None when it could not be written.
+            The path of the JSON file; None when it could not be written, or after `close`, which counts nowhere.
         """
         picture = io.BytesIO()
         Image.fromarray(frame.pixels).save(picture, "JPEG", quality=JPEG_QUALITY)
         with self._lock:
-            return self._save(picture.getvalue(), facts)
+            return None if self._is_closed.is_set() else self._save(picture.getvalue(), facts)
 
     def _save(self, picture: bytes, facts: Mapping[str, Any]) -> Path | None:
         number = self._saved[-1].number + 1 if self._saved else 1

@@ -194,10 +194,14 @@ class Watch:
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """End the watch, from any thread; whoever waits for an answer gets `StopIteration`. May be called again.
 
+        Does nothing in a forked process: the watch is its parent's.
+
         Args:
             timeout_s: seconds to wait for a source that is about to give a frame. One that gives none keeps its thread,
                 which is counted as `abandoned` and ends with the source's next frame, or the process.
         """
+        if self._feed.is_forked:
+            return
         self._feed.close(0.0)
         with self._lock:
             if self._running is not None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
+import threading
+import time
 
 import pytest
 
@@ -69,3 +72,25 @@ def test_kinds_are_not_remembered_without_end(caplog: pytest.LogCaptureFixture) 
     log.warning("kind 299", "line")  # remembered
     log.warning("kind 0", "line")  # forgotten
     assert len(caplog.records) == 301
+
+
+def test_logs_may_be_made_while_what_was_left_out_is_told() -> None:
+    is_over = threading.Event()
+
+    def make() -> None:
+        made: list[RateLimitedLog] = []
+        while not is_over.is_set():
+            made = [*made[-100:], RateLimitedLog(logging.getLogger("edge_vl.test"))]
+
+    maker = threading.Thread(target=make)
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    maker.start()
+    try:
+        until_s = time.monotonic() + 0.5
+        while time.monotonic() < until_s:
+            tell_left_out()
+    finally:
+        is_over.set()
+        maker.join()
+        sys.setswitchinterval(interval_s)

@@ -263,6 +263,16 @@ def test_a_folder_that_somebody_deletes_is_made_again(tmp_path: Path) -> None:
     assert texts(folder) == ["1"]
 
 
+def test_a_closed_one_leaves_the_folder_to_others(tmp_path: Path) -> None:
+    saved = SavedAnswers(tmp_path)
+    saved.close()
+    other = SavedAnswers(tmp_path)
+    assert other.save(frame(1), {"text": "other"}) is not None
+    assert saved.save(frame(2), {"text": "late"}) is None
+    assert texts(tmp_path) == ["other"]
+    assert (saved.num_saved, saved.num_failed) == (0, 0)
+
+
 def test_answers_that_somebody_else_deleted_are_no_trouble(tmp_path: Path) -> None:
     saved = SavedAnswers(tmp_path, max_mib=0.02)
     for number in range(3):

@@ -6,6 +6,9 @@ import gc
 import inspect
 import io
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -688,3 +691,46 @@ def test_the_bundled_model_tells_truly_what_each_frame_shows() -> None:
         with Watch(runtime, (path.read_bytes() for path in paths), question) as watch:
             assert [answer.text for answer in watch][-1] == truth[names[-1]]
         check_sum(watch.counts)
+
+
+_FORKING = """
+import os, sys, threading, time
+import numpy as np
+from edge_vl import Runtime
+from edge_vl.sources.pushed import PushedFrames
+from edge_vl.testing import FakeEngine
+
+engine = FakeEngine()
+runtime = Runtime.open(sys.argv[1], vision_engine=engine, language_engine=engine)
+watch = runtime.watch(PushedFrames(), "what?")
+held = threading.Event()
+
+def hold():
+    with watch._feed.mailbox._condition:  # as the watch's thread does whenever a frame comes
+        held.set()
+        time.sleep(1)
+
+threading.Thread(target=hold).start()
+held.wait()
+child = os.fork()
+if child == 0:
+    with watch:  # ends by closing it
+        pass
+    os._exit(0)
+until_s = time.monotonic() + 10
+while os.waitpid(child, os.WNOHANG) == (0, 0):
+    if time.monotonic() > until_s:
+        os.kill(child, 9)
+        sys.exit("the child hangs")
+    time.sleep(0.01)
+assert watch._feed._thread.is_alive(), "the parent's goes on"
+runtime.close()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_fork_ends_without_waiting_for_the_watch_of_its_parent(model_folder: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", _FORKING, str(model_folder)]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")

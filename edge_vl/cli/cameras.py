@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_vl.cli.exit_codes import ANSWERED, BAD_INPUT
+from edge_vl.cli.terminal_text import terminal_json, terminal_line
 
 if TYPE_CHECKING:
     from edge_vl.frame import Frame
@@ -54,7 +55,8 @@ def cameras(
     probes = [_try(source, timeout_s) for source in tried]
     if as_json:
         facts = {} if listed is None else listed.to_dict()
-        print(json.dumps(facts | {"probes": [asdict(one) for one in probes]}, ensure_ascii=False))
+        facts |= {"probes": [asdict(one) for one in probes]}
+        print(terminal_json(json.dumps(facts, ensure_ascii=False)))
     else:
         _show(listed, probes)
     raise typer.Exit(ANSWERED if all(one.is_ok for one in probes) else BAD_INPUT)
@@ -107,7 +109,7 @@ def _show(listed: CameraList | None, probes: list[_Probe]) -> None:
     console = Console(soft_wrap=True, highlight=False)
 
     def line(name: str, value: str) -> None:
-        console.print(f"[bold]{name:<12}[/bold]{escape(value)}")
+        console.print(f"[bold]{name:<12}[/bold]{escape(terminal_line(value))}")
 
     if listed is not None:
         for camera in listed.cameras:

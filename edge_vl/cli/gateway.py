@@ -60,14 +60,13 @@ def gateway(
         from edge_vl.mqtt.paho_client import check_installed
 
         check_installed()
+        from edge_vl.cli.event_loop import run_in_event_loop
         from edge_vl.gateway.gateway_file import read_gateway_file
 
         if remove_discovery:
-            import asyncio
-
             from edge_vl.home_assistant.removing import remove_discovery as remove
 
-            for topic in asyncio.run(remove(read_gateway_file(config))):
+            for topic in run_in_event_loop(remove(read_gateway_file(config))):
                 print(f"removed {topic}")
             return
         if not check:
@@ -79,7 +78,7 @@ def gateway(
         from edge_vl.gateway.check import check_gateway
 
         notes: list[str] = []
-        findings = check_gateway(read_gateway_file(config, on_note=notes.append), notes)
+        findings = check_gateway(read_gateway_file(config, on_note=notes.append), notes, run=run_in_event_loop)
         shown = _as_json(findings) if as_json else _as_lines(findings)
     raise typer.Exit(next((exit_code(finding.error) for finding in shown if finding.error is not None), ANSWERED))
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import dataclasses
 import json
-import signal
 import sys
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edge_vl.cli.interrupt import Interrupt, normal_end
+from edge_vl.cli.event_loop import run_in_event_loop
+from edge_vl.cli.interrupt import normal_end
 from edge_vl.cli.mqtt_extra import check_mqtt_extra
 from edge_vl.cli.output import errors_as_json, print_notes
 from edge_vl.cli.terminal_text import terminal_json, terminal_line, terminal_text
@@ -28,8 +25,6 @@ if TYPE_CHECKING:
     from edge_vl.mqtt.remote_stream import RemoteStream
 
 __all__ = ["mqtt"]
-
-T = TypeVar("T")
 
 _MAX_PASSWORD_BYTES = 4096
 
@@ -121,7 +116,7 @@ def ask(
                         return
                     await _print_stream(stream)
 
-        _run(stream_answer())
+        run_in_event_loop(stream_answer())
 
 
 @mqtt.command("status")
@@ -143,7 +138,7 @@ def status(
                 await fleet.settle()
                 return fleet.gateways
 
-        gateways = dict(sorted(_run(look()).items()))
+        gateways = dict(sorted(run_in_event_loop(look()).items()))
         if as_json:
             known = {name: gateway.to_dict() for name, gateway in gateways.items()}
             print(terminal_json(json.dumps(known, ensure_ascii=False)))
@@ -174,7 +169,7 @@ def watch(
                     print(_as_json(heard) if as_json else _as_line(heard), flush=True)
 
         with normal_end():
-            _run(follow())
+            run_in_event_loop(follow())
 
 
 async def _print_stream(stream: RemoteStream) -> None:
@@ -232,33 +227,6 @@ def _password(file: Path | None) -> str | None:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise RequestError(f"the password file cannot be read: {why}", field="password_file") from None
     return text.partition("\n")[0].rstrip("\r")
-
-
-def _run(work: Coroutine[Any, Any, T]) -> T:
-    """Run it in an event loop; an interrupt ends it in order, so that a question is cancelled at the gateway, too."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    async def follow_signals() -> T:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
-
-        def end(number: int) -> None:
-            loop.remove_signal_handler(number)  # the second one ends the process at once
-            task.cancel()
-
-        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # Windows; not the main thread
-            for number in handlers:
-                loop.add_signal_handler(number, end, number)
-        return await work
-
-    try:
-        return asyncio.run(follow_signals())
-    except asyncio.CancelledError:
-        raise Interrupt from None
-    finally:
-        with contextlib.suppress(ValueError):
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
 
 
 def _print_gateway(name: str, gateway: Gateway) -> None:

@@ -150,8 +150,8 @@ def watch(
             if not find_model(model).has_vision:
                 raise RequestError(f"model {model} reads text only; it cannot see frames", field="model")
             settings = CameraSettings(
-                max_fps=_positive(max_fps, "max_fps"),
-                read_timeout_s=_positive(read_timeout_s, "read_timeout_s"),
+                max_fps=max_fps,
+                read_timeout_s=read_timeout_s,
                 view=View(rotate, _region(region)),
             )
             watching = Watching(question, questions, when_after, as_json=as_json, max_answers=max_answers)
@@ -272,9 +272,3 @@ def _region(text: str | None) -> tuple[float, float, float, float] | None:
             field="region",
         ) from None
     return left, top, right, bottom
-
-
-def _positive(value: float, field: str) -> float:
-    if not 0 < value <= 1000:
-        raise RequestError(f"{field} must be above 0 and at most 1000, not {value:g}", field=field)
-    return value

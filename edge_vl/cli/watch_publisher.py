@@ -117,8 +117,14 @@ class WatchPublisher:
         """Answers that the broker has not confirmed."""
         return self._num_answers - self._num_published
 
-    def start(self, camera: HasLatest) -> None:
-        """Begin to connect, and to look at what is watched; does not wait for the broker."""
+    def start(self, camera: HasLatest, questions: Iterable[str] = ()) -> None:
+        """Begin to connect, and to look at what is watched; does not wait for the broker.
+
+        Args:
+            camera: what is watched.
+            questions: the yes/no questions, told without an answer until each has one.
+        """
+        self._when = dict.fromkeys(questions)
         self._reporter = CameraReporter(self._camera, camera)
         self._thread.start()
         self._ready.wait(_START_S)
@@ -155,12 +161,24 @@ class WatchPublisher:
             ending.close()
             return
         self._thread.join(_STOP_S)
+        if not self._thread.is_alive():
+            ending.close()  # where its loop ended before it could begin
 
     def _run(self) -> None:
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
+        try:
+            await self._publish()
+        except BrokerError as error:
+            self._fail(error)
+        except Exception as error:  # the thread's border: one that died silently would seem to publish
+            self._fail(_broken_off(error))
+        finally:
+            self._ready.set()
+
+    async def _publish(self) -> None:
         self._session = Session(
             self._settings,
             filters={},
@@ -172,18 +190,16 @@ class WatchPublisher:
         )
         self._look()
         self._ready.set()
-        try:
-            is_free = await is_name_free(
-                self._settings, self._topics, on_state=self._tell_trouble, is_closing=lambda: self._is_closing
-            )
-            if is_free:
-                reporting = asyncio.create_task(self._report())
-                try:
-                    await self._session.run()
-                finally:
-                    reporting.cancel()
-        except BrokerError as error:
-            self._fail(error)
+        is_free = await is_name_free(
+            self._settings, self._topics, on_state=self._tell_trouble, is_closing=lambda: self._is_closing
+        )
+        if is_free:
+            reporting = asyncio.create_task(self._report())
+            reporting.add_done_callback(self._check_reporting)
+            try:
+                await self._session.run()
+            finally:
+                reporting.cancel()
 
     async def _end(self, session: Session) -> None:
         self._is_closing = True
@@ -200,7 +216,8 @@ class WatchPublisher:
         is_repeated = self._told == (state, words)
         self._told = (state, words)
         if state != "stopped" and not is_repeated:  # whoever reads that it stopped has ended it, or is told why
-            self._note(f"broker: {state}{f': {words}' if words else ''}")
+            with contextlib.suppress(OSError, ValueError):  # there is nowhere to write to; publishing goes on
+                self._note(f"broker: {state}{f': {words}' if words else ''}")
 
     def _tell_trouble(self, state: str, words: str) -> None:
         if state in ("lost", "unreachable"):
@@ -216,6 +233,10 @@ class WatchPublisher:
         if self.failure is None:
             self.failure = error
             self._on_failure()
+
+    def _check_reporting(self, reporting: asyncio.Task[None]) -> None:
+        if not reporting.cancelled() and (error := reporting.exception()) is not None:
+            self._fail(_broken_off(error))
 
     def _count(self, receipt: asyncio.Future[float]) -> None:
         if not receipt.cancelled() and receipt.exception() is None:
@@ -301,3 +322,7 @@ class WatchPublisher:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # its loop has ended meanwhile
                 self._loop.call_soon_threadsafe(function)
+
+
+def _broken_off(error: BaseException) -> BrokerError:
+    return BrokerError(f"publishing broke off: {type(error).__name__}: {error}", reason="lost")

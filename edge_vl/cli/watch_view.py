@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_vl.answer import Token
-from edge_vl.cli.terminal_text import terminal_text
+from edge_vl.cli.terminal_text import terminal_json, terminal_line, terminal_text
 from edge_vl.frame import Frame
 from edge_vl.sources.camera_state import CameraState
 from edge_vl.sources.pictures_source import PICTURE_SUFFIXES
@@ -86,7 +86,7 @@ class WatchView:
     def answered(self, frame: Frame, record: Mapping[str, Any]) -> None:
         """Show that an answer is complete, and what has changed with it."""
         if self._as_json:
-            self._print(json.dumps(record, ensure_ascii=False))
+            self._print(terminal_json(json.dumps(record, ensure_ascii=False)))
             return
         if self._shows_text:
             age_s, dropped = record["frame"]["age_s"], record["dropped"]
@@ -105,6 +105,7 @@ class WatchView:
 
     def note(self, text: str) -> None:
         """Print a line to standard error. From any thread."""
+        text = terminal_text(text)
         with self._lock:
             if self._live is not None:
                 self._live.console.print(f"edge-vl: {text}", markup=False, highlight=False, soft_wrap=True)
@@ -118,10 +119,11 @@ class WatchView:
         """Return what stands before an answer: when its frame was taken, or which picture it is."""
         if self.is_live:
             return _clock(frame)
-        name = Path(frame.source).name or frame.source
+        name = terminal_line(Path(frame.source).name or frame.source)
         return f"{name}: " if Path(frame.source).suffix.lower() in PICTURE_SUFFIXES else f"{name} {frame.index}: "
 
     def _stream(self, text: str) -> None:
+        text = terminal_text(text)
         with self._lock:
             self._line += text
             if not self._is_shared and text:
@@ -139,6 +141,7 @@ class WatchView:
 
     def _print(self, line: str) -> None:
         """Print a whole line to standard output, above the status line."""
+        line = terminal_text(line)
         with self._lock:
             if self._live is None or not self._is_shared:
                 print(line, flush=True)
@@ -176,7 +179,7 @@ class _LogAbove(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Print a line. Never raises."""
         try:
-            self._note(terminal_text(self.format(record)))
+            self._note(self.format(record))
         except Exception:  # as handlers of `logging` do
             self.handleError(record)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -115,7 +116,7 @@ class Watching:
         self._began_s = time.monotonic()
         self.view.is_live = self.source is None or self.source.is_live
         if self.publisher is not None:
-            self.publisher.start(_Seen(self.source, watch))
+            self.publisher.start(_Seen(self.source, watch), self._when)
         self.view.start()
         for answer in watch:
             frame = watch.frame
@@ -139,12 +140,16 @@ class Watching:
             raise BrokerError(f"{number} answers were not published: the broker did not confirm them", reason="lost")
 
     def finish(self) -> None:
-        """Take the status line away, say goodbye to the broker, and sum up."""
-        self.view.stop()
-        if self.publisher is not None:
-            self.publisher.close()
-        if self.saved is not None:
-            self.saved.close()
+        """Take the status line away, say goodbye to the broker, and sum up; each, whatever becomes of the others."""
+        with contextlib.ExitStack() as steps:  # the last one in is the first one out
+            steps.callback(self._sum_up)
+            if self.saved is not None:
+                steps.callback(self.saved.close)
+            if self.publisher is not None:
+                steps.callback(self.publisher.close)
+            steps.callback(self.view.stop)
+
+    def _sum_up(self) -> None:
         if self._watch is None:
             return
         counts = self._watch.counts

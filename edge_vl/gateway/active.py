@@ -29,7 +29,6 @@ class ActiveRequest:
         entry: what it is called in the journal; None: it is not in there.
         begun_s: when its turn came; None: it still waits.
         abort_reason: why it ends early; None: it does not.
-        is_dropped: whether another has ended it: nothing is written any more.
         is_told: whether its last message was handed to the link.
         stream: its answer, while there is one.
         task: what works on it.
@@ -45,7 +44,6 @@ class ActiveRequest:
     entry: JournalEntry | None = None
     begun_s: float | None = None
     abort_reason: AbortReason | None = None
-    is_dropped: bool = False
     is_told: bool = False
     stream: AsyncAnswerStream | None = None
     task: asyncio.Task[None] | None = field(default=None, repr=False)

@@ -67,10 +67,15 @@ class Admission(Generic[T]):
     def refusal(self, client: str) -> str:
         """Return why a request of a client would be refused now; empty: it would be taken."""
         if self._num_of_client.get(client, 0) >= self._max_per_client:
-            return f"{self._max_per_client} requests of this client wait or run already; ask again later"
+            return (
+                f"{self._max_per_client} requests of this client wait or run already; ask again later, with another id"
+            )
         num_free = max(0, self._max_active - len(self._active))
         if self._num_waiting >= self._max_waiting + num_free:
-            return f"{self._num_waiting} requests wait already and at most {self._max_waiting} may; ask again later"
+            return (
+                f"{self._num_waiting} requests wait already and at most {self._max_waiting} may; ask again later, with "
+                "another id"
+            )
         return ""
 
     def enter(self, asker: T) -> None:

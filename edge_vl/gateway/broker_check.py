@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from edge_vl.errors import BrokerError, BrokerReason
 from edge_vl.gateway.config import GatewayConfig
@@ -19,23 +19,30 @@ from edge_vl.mqtt.paho_client import check_installed
 from edge_vl.mqtt.topics import GroupTopics, NodeTopics
 from edge_vl.mqtt.transport import Connection, Handlers
 
-__all__ = ["check_broker"]
+__all__ = ["RunCheck", "check_broker"]
+
+RunCheck = Callable[[Coroutine[Any, Any, list[Finding]]], list[Finding]]
+"""Runs a check in an event loop."""
 
 _WAIT_S = 2.0
 _CLIENT = "edge_vl-check"
 
 
-def check_broker(config: GatewayConfig) -> Iterator[Finding]:
+def check_broker(config: GatewayConfig, run: RunCheck = asyncio.run) -> Iterator[Finding]:
     """Connect to the broker and try what a gateway does with it.
 
     It uses one topic of its own below the node's answers, and a client id of its own: a gateway that runs is not
     disturbed.
 
+    Args:
+        config: what the gateway file says.
+        run: gives the check an event loop, and ends it in order where that is wanted.
+
     Raises:
         BrokerError: it cannot be connected to.
     """
     check_installed()
-    yield from asyncio.run(_Check(config).run())
+    yield from run(_Check(config).run())
 
 
 class _Check:

@@ -34,7 +34,7 @@ from edge_vl.gateway.camera_reporter import CameraReporter
 from edge_vl.gateway.camera_reports import Outcome
 from edge_vl.gateway.camera_turns import CameraTurns, Turn
 from edge_vl.gateway.camera_voice import CameraVoice, Outlet
-from edge_vl.gateway.config import CameraConfig, WhenConfig
+from edge_vl.gateway.config import CameraConfig
 from edge_vl.gateway.motion_look import MotionLook
 from edge_vl.mqtt.json_writing import encode
 from edge_vl.mqtt.node_messages import CameraStateMessage, CameraStats
@@ -211,7 +211,6 @@ class CameraDesk:
     async def _answer(self, turn: Turn) -> None:
         """Put a turn's questions, one after the other; tell what came of it."""
         config, outcome = self._config, Outcome(time.monotonic())
-        changes: list[tuple[WhenConfig, bool]] = []
         try:
             if turn.question:
                 outcome.answer = outcome.first = await self._ask(turn, turn.question, config.max_tokens)
@@ -222,7 +221,8 @@ class CameraDesk:
                 outcome.first = outcome.first or answer
                 changed = self._when[when.name].update(yes_or_no(answer.text))
                 if changed is not None:
-                    changes.append((when, changed))
+                    self._voice.tell_event("when", name=when.name, value=changed, frame=turn.frame.index)
+                    self._reporter.note_change()
         except Cancelled:
             return  # switched off, or closed
         except QueueFull:
@@ -243,9 +243,6 @@ class CameraDesk:
             self._voice.tell_answer(turn, outcome)
             if config.snapshot:
                 await self._voice.tell_snapshot(turn.frame, config.snapshot_max_px)
-        for when, value in changes:
-            self._voice.tell_event("when", name=when.name, value=value, frame=turn.frame.index)
-            self._reporter.note_change()
 
     async def _ask(self, turn: Turn, question: str, max_tokens: int) -> Answer | None:
         """Put one question about the turn's frame; None: it was not answered in time, which is told."""

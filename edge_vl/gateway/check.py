@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import tempfile
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_vl.errors import EdgeVLError, RequestError, SourceError
-from edge_vl.gateway.broker_check import check_broker
+from edge_vl.gateway.broker_check import RunCheck, check_broker
 from edge_vl.gateway.config import CameraConfig, GatewayConfig, ModelConfig
 from edge_vl.gateway.finding import Finding
 
@@ -22,12 +23,15 @@ _OLD_S = 1.0
 _LOOK_S = 0.1
 
 
-def check_gateway(config: GatewayConfig, notes: Sequence[str] = ()) -> Iterator[Finding]:
+def check_gateway(
+    config: GatewayConfig, notes: Sequence[str] = (), *, run: RunCheck = asyncio.run
+) -> Iterator[Finding]:
     """Try everything that a gateway needs, without loading the model and without disturbing one that runs.
 
     Args:
         config: what the gateway file says.
         notes: what was noticed while it was read.
+        run: gives the check of the broker an event loop.
 
     Yields:
         One fact after the other, as soon as it is known.
@@ -40,7 +44,7 @@ def check_gateway(config: GatewayConfig, notes: Sequence[str] = ()) -> Iterator[
     with ThreadPoolExecutor(_MAX_AT_ONCE, thread_name_prefix="edge_vl-check") as pool:
         for found in pool.map(_check_camera, config.cameras):
             yield from found
-    yield from _guarded("broker", lambda: check_broker(config))
+    yield from _guarded("broker", lambda: check_broker(config, run))
 
 
 def _guarded(subject: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:

@@ -117,11 +117,6 @@ class ClaimLedger:
         """Note that the others are asked which of the open requests they have ended."""
         self._asked.update(self._own)
 
-    @property
-    def own(self) -> tuple[Claim, ...]:
-        """What this worker has taken and not closed."""
-        return tuple(self._own.values())
-
     def is_known(self, key: ClaimKey) -> bool:
         """Whether somebody has taken a request already, or has ended it."""
         return key in self._own or key in self._others or key in self._ended

@@ -134,7 +134,6 @@ class Gateway:
                 boot_id,
                 self._session,
                 rule,
-                online=self._status("online"),
                 is_online=lambda: self._is_online,
                 drop=lambda active: self._requests.drop(active),
             )
@@ -178,8 +177,8 @@ class Gateway:
         session = asyncio.create_task(self._session.run(), name="link")
         for desk in self._cameras.values():
             self._keep(desk.run())
-        self._keep(self._tell_stats())
-        self._keep(self._tidy())
+        self._keep(self._every(self._config.stats_every_s, self._tell_stats))
+        self._keep(self._every(_TIDY_EVERY_S, self._tidy))
         stopped = asyncio.create_task(self._stopped.wait())
         try:
             await asyncio.wait({session, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -208,6 +207,8 @@ class Gateway:
         if self._is_stopping:
             return
         self._is_stopping = True
+        if self._announcer is not None:
+            self._announcer.close()
         until_s = time.monotonic() + self._config.limits.shutdown_s - _GOODBYE_S
         for desk in self._cameras.values():
             desk.close()
@@ -239,18 +240,19 @@ class Gateway:
 
     def _hello(self) -> Iterable[Outbound]:
         """Return what is said first on every connection; `online` is behind all that it promises."""
-        self._is_online = True
+        self._is_online = not self._is_stopping
         if self._group is not None:
             self._group.back()
         announced = () if self._announcer is None else self._announcer.messages()
         return [*announced, *self._states()]
 
     def _states(self) -> Iterable[Outbound]:
-        """Return what it is and how it is, as the broker keeps it."""
+        """Return what it is and how it is, as the broker keeps it; a gateway that stops is not online any more."""
         yield self._info()
         for desk in self._cameras.values():
             yield from desk.states()
-        yield self._status("online")
+        if not self._is_stopping:
+            yield self._status("online")
 
     def _note_link(self, state: str, text: str) -> None:
         if state == "connected":
@@ -276,10 +278,10 @@ class Gateway:
         try:
             if inbound.topic == self._topics.info:
                 self._presence.hear(inbound)
-            if self._group is not None and self._group.handle(inbound):
-                return
-            if inbound.topic == self._topics.status:
+            is_own_status = inbound.topic == self._topics.status
+            if is_own_status:
                 self._heal_status(inbound)
+            if (self._group is not None and self._group.handle(inbound)) or is_own_status:
                 return
             if self._requests.handle(inbound) or any(desk.handle(inbound) for desk in self._cameras.values()):
                 return
@@ -295,8 +297,7 @@ class Gateway:
 
     def _heal_status(self, inbound: Inbound) -> None:
         """Say again that it is online when a will, late by a dead connection, or anybody else says otherwise."""
-        is_own = inbound.topic == self._topics.status
-        if is_own and self._is_online and not self._is_stopping and inbound.payload != b"online":
+        if self._is_online and not self._is_stopping and inbound.payload != b"online":
             self._session.post(self._status("online"), "latest")
 
     def _leave(self, failure: BrokerError) -> None:
@@ -319,35 +320,41 @@ class Gateway:
         info = self._state.info(self._session.protocol)
         return Outbound(self._topics.info, encode(info), is_retained=True, content_type="application/json")
 
-    async def _tell_stats(self) -> None:
-        while True:
-            await asyncio.sleep(self._config.stats_every_s)
-            link = self._session.link
-            stats = self._state.stats(
-                num_active=self._requests.num_active,
-                num_waiting=self._requests.num_waiting,
-                num_conversations=len(self._conversations),
-                link=LinkStats(
-                    connections=self._session.num_connections,
-                    rtt_ms=round(link.expected_s() * 1000, 3) if link.num_exchanges else None,
-                    window_ms=round(link.window_s("text") * 1000, 3),
-                    outbox_bytes=self._session.outbox_bytes,
-                    num_dropped=sum(self._session.num_dropped.values()),
-                ),
-                cameras=self._camera_stats(),
-            )
-            outbound = Outbound(self._topics.stats, encode(stats), qos=0, content_type="application/json")
-            self._session.post(outbound, "drop")
+    def _tell_stats(self) -> None:
+        link = self._session.link
+        stats = self._state.stats(
+            num_active=self._requests.num_active,
+            num_waiting=self._requests.num_waiting,
+            num_conversations=len(self._conversations),
+            link=LinkStats(
+                connections=self._session.num_connections,
+                rtt_ms=round(link.expected_s() * 1000, 3) if link.num_exchanges else None,
+                window_ms=round(link.window_s("text") * 1000, 3),
+                outbox_bytes=self._session.outbox_bytes,
+                num_dropped=self._session.num_lost,
+            ),
+            cameras=self._camera_stats(),
+        )
+        outbound = Outbound(self._topics.stats, encode(stats), qos=0, content_type="application/json")
+        self._session.post(outbound, "drop")
 
     def _camera_stats(self) -> dict[str, CameraStats]:
         return {name: desk.stats() for name, desk in self._cameras.items()}
 
-    async def _tidy(self) -> None:
+    def _tidy(self) -> None:
+        tell_left_out()
+        if self._group is not None:
+            self._group.tidy()
+
+    async def _every(self, every_s: float, work: Callable[[], None]) -> None:
+        """Do something from time to time; a failure is told, and the next time it is tried again."""
         while True:
-            await asyncio.sleep(_TIDY_EVERY_S)
-            tell_left_out()
-            if self._group is not None:
-                self._group.tidy()
+            await asyncio.sleep(every_s)
+            try:
+                work()
+            except Exception as error:
+                self._rated_log.warning("task", "%s failed with %s: %s", work.__name__, type(error).__name__, error)
+                _log.debug("the traceback", exc_info=error)
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something until the end; what it raises is told, and ends nothing else."""

@@ -65,7 +65,6 @@ class GroupDesk:
         session: Session,
         rule: ReplyRule,
         *,
-        online: Outbound,
         is_online: Callable[[], bool],
         drop: Callable[[ActiveRequest], object],
     ) -> None:
@@ -77,7 +76,6 @@ class GroupDesk:
             boot_id: of this run of it.
             session: the link.
             rule: where answers may go.
-            online: what says that the gateway is online.
             is_online: whether the gateway has said so on this connection.
             drop: ends a request without a word, because another has told its client.
         """
@@ -86,7 +84,6 @@ class GroupDesk:
         self._boot_id = boot_id
         self._session = session
         self._rule = rule
-        self._online = online
         self._is_online = is_online
         self._drop = drop
         self._ledger = ClaimLedger(topics.node, boot_id, group.group, clock=time.monotonic, prefix=topics.prefix)
@@ -271,7 +268,6 @@ class GroupDesk:
             self._ledger.note_status(node, status)
         if status == "online" or self._is_away or not self._is_online():
             return
-        self._session.post(self._online, "latest")
         if status == "offline":
             # The will of a connection that the broker took for dead: the others have heard it, too.
             self._ledger.ask()
@@ -336,7 +332,6 @@ class GroupDesk:
         released, opened.released = opened.released, None
         if released is not None:
             released.cancel()
-        opened.active.is_dropped = True
         opened.active.writer.drop()
         self._drop(opened.active)
 

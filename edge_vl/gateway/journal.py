@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import stat
+import time
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -25,6 +26,9 @@ MAX_BYTES = 1 << 20
 
 _MAX_READ_BYTES = 4 * MAX_BYTES
 _MAX_TEXT_CHARS = max(MAX_TOPIC_BYTES, 2 * MAX_CORRELATION_BYTES)
+
+_RETRY_EVERY_S = 5.0
+"""After a failure, how often it is tried to write the file anew."""
 
 _TRIED = {"tried": "all above"}
 """What a line says below which nothing is that was told before."""
@@ -51,8 +55,9 @@ class Journal:
     """One short line when a request is taken, and one when it has ended. Used by one thread.
 
     Lines go to the system at once, but the disk is not waited for: a crash of the process loses nothing, one of the
-    system the last moments. A disk that is full or read-only is told once in the log, and the gateway goes on. So is
-    something else than a file in its place, which is left as it is.
+    system the last moments. A disk that is full or read-only is told once in the log, and the gateway goes on; from
+    time to time, and at the end, it is tried again with what is open. Something else than a file in its place is told
+    likewise, and left as it is.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -64,6 +69,7 @@ class Journal:
         self._left: set[str] = set()  # keys of those that were there at the beginning
         self._has_tried = False
         self._has_failed = False
+        self._retry_at_s: float | None = None  # None: it can be written
         self._is_in_the_way = False
 
     def begin(self) -> list[JournalEntry]:
@@ -91,7 +97,7 @@ class Journal:
         """
         if self._left and not self._has_tried:
             self._has_tried = True
-            self._append(_line(_TRIED))
+            self._rewrite()  # a line at the end would count for requests that were taken meanwhile, too
 
     def note_taken(self, entry: JournalEntry) -> None:
         """Write down that a request was taken."""
@@ -101,23 +107,32 @@ class Journal:
         self._append(_taken_line(entry))
 
     def note_ended(self, entry: JournalEntry) -> None:
-        """Write down that it has ended."""
-        if self._open.pop(_key(entry), None) is None:
+        """Write down that it has ended; it is the object that was taken, as another may have its name by now."""
+        key = _key(entry)
+        if self._open.get(key) is not entry:
             return
+        del self._open[key]
         self._append(_line({"end": entry.id, "to": entry.reply_to}))
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; where it could not be written, try once more."""
+        if self._retry_at_s is not None:
+            self._rewrite()
+        self._close_file()
+
+    def _close_file(self) -> None:
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.close()
             self._file = None
 
     def _append(self, line: bytes) -> None:
+        if self._file is None:
+            if self._retry_at_s is not None and time.monotonic() >= self._retry_at_s:
+                self._rewrite()
+            return
         if self._num_bytes + len(line) > MAX_BYTES:
             self._rewrite()
-            return
-        if self._file is None:
             return
         try:
             self._write(line)
@@ -126,7 +141,7 @@ class Journal:
 
     def _rewrite(self) -> None:
         """Write it anew with what is open."""
-        self.close()
+        self._close_file()
         if self._is_in_the_way:
             return
         fresh = self._path.with_suffix(".new")
@@ -144,6 +159,8 @@ class Journal:
             fresh.replace(self._path)
         except OSError as error:
             self._fail(error)
+        else:
+            self._retry_at_s = None
 
     def _write(self, data: bytes) -> None:
         assert self._file is not None
@@ -153,10 +170,11 @@ class Journal:
         self._num_bytes += len(data)
 
     def _fail(self, error: OSError) -> None:
-        self.close()
+        self._close_file()
+        self._retry_at_s = time.monotonic() + _RETRY_EVERY_S
         if not self._has_failed:
             _log.warning(
-                "%s cannot be written (%s): after a crash, clients will not be told what became of their requests",
+                "%s cannot be written (%s): after a crash, clients may not be told what became of their requests",
                 self._path,
                 error.strerror or error,
             )

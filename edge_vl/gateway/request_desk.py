@@ -183,6 +183,9 @@ class RequestDesk:
         if entry is not None and self._journal is not None:
             self._journal.note_taken(entry)
         self._admission.enter(active)
+        topics = [ref.topic for ref in request.images if ref.topic is not None]
+        if topics:
+            self._shelf.want(active, topics)
         self._open[request.client, request.id] = self._busy[taken.topic, request.id] = active
         if taken.is_group and self._group_desk is not None:
             self._group_desk.take(active)
@@ -240,7 +243,11 @@ class RequestDesk:
         self._leave(active)
 
     def _forget(self, active: ActiveRequest) -> None:
-        """Let go of its names; a request with the same ones may have come since. What has just ended is remembered."""
+        """Let go of its pictures and names; a request with the same ones may have come since.
+
+        What has just ended is remembered.
+        """
+        self._shelf.release(active)
         key, place = (active.client, active.request.id), (active.topic, active.request.id)
         if self._open.get(key) is active:
             del self._open[key]

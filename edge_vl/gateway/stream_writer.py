@@ -81,6 +81,7 @@ class StreamWriter:
         self._next_seq = 0
         self._waiting: list[Callable[[], StreamMessage]] = []  # while it is held
         self._held_texts: list[str] = []
+        self._num_held_tokens = 0
         self._unacknowledged: dict[asyncio.Future[float], StreamMessage] = {}
         self._round_trips_s: deque[float] = deque(maxlen=64)
         self._timer: asyncio.TimerHandle | None = None
@@ -110,6 +111,7 @@ class StreamWriter:
             return
         if self._is_held:
             self._held_texts.append(text)
+            self._num_held_tokens += 1
         else:
             self._send_piece(self._coalescer.add(text, 1))
 
@@ -140,6 +142,7 @@ class StreamWriter:
         piece = self._coalescer.flush()
         if piece is not None:
             self._held_texts.append(piece.text)
+            self._num_held_tokens += piece.num_tokens
 
     def resume(self) -> None:
         """Send what was held."""
@@ -157,6 +160,7 @@ class StreamWriter:
         self._stop_timer()
         self._waiting.clear()
         self._held_texts.clear()
+        self._num_held_tokens = 0
         taken_back, self._unacknowledged = self._unacknowledged, {}
         for future in taken_back:
             future.cancel()
@@ -180,8 +184,8 @@ class StreamWriter:
 
     def _keep_held_text(self) -> None:
         if self._held_texts:
-            self._waiting.append(self._delta("".join(self._held_texts), len(self._held_texts)))
-            self._held_texts = []
+            self._waiting.append(self._delta("".join(self._held_texts), self._num_held_tokens))
+            self._held_texts, self._num_held_tokens = [], 0
 
     def _delta(self, text: str, num_tokens: int) -> Callable[[], StreamMessage]:
         return lambda: Delta(id=self._id, seq=self._seq(), t_ms=self._t_ms(), text=text, tokens=num_tokens)

@@ -66,6 +66,7 @@ class Announcer:
         self._random = random.Random()
         self._rated_log = RateLimitedLog(_log)
         self._pending: asyncio.TimerHandle | None = None
+        self._is_closed = False
 
     def filters(self) -> Mapping[str, QoS]:
         """Return what the session has to subscribe to."""
@@ -82,7 +83,7 @@ class Announcer:
         """
         if inbound.topic != self._birth_topic:
             return False
-        if inbound.payload == b"online" and self._pending is None:
+        if inbound.payload == b"online" and self._pending is None and not self._is_closed:
             self._rated_log.info("birth", "Home Assistant has come up")
             delay_s = self._random.uniform(*BIRTH_DELAY_S)
             self._pending = asyncio.get_running_loop().call_later(delay_s, self._announce)
@@ -90,6 +91,7 @@ class Announcer:
 
     def close(self) -> None:
         """Tell nothing any more."""
+        self._is_closed = True
         if self._pending is not None:
             self._pending.cancel()
 

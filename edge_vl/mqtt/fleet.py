@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from edge_vl.errors import BrokerError
+from edge_vl.errors import BrokerError, RequestError
 from edge_vl.mqtt.broker_settings import BrokerSettings
 from edge_vl.mqtt.broker_url import read_broker_url
 from edge_vl.mqtt.node_messages import CameraAnswer, CameraEvent, CameraStateMessage, Info
@@ -97,37 +97,45 @@ class Fleet:
             settings, url_prefix = read_broker_url(broker, password=password, field="broker")
         prefix = check_prefix(prefix if prefix is not None else url_prefix or "edge_vl")
         self.gateways: dict[str, Gateway] = {}
+        self._settings = settings
         self._about = re.compile(f"{re.escape(prefix)}/({NAME})/(?:(status|info)|camera/({NAME})/(state|answer|event))")
-        self._sizes: dict[str, dict[str, int]] = {}
-        self._num_known_bytes = 0
-        self._heard: asyncio.Queue[tuple[Heard | BrokerError, int]] = asyncio.Queue(_MAX_WAITING)
-        self._num_heard_bytes = 0
-        self._stirred = asyncio.Event()
-        filters: dict[str, QoS] = {f"{prefix}/+/{what}": 1 for what in ("status", "info")}
-        filters |= {f"{prefix}/+/camera/+/{what}": 1 for what in ("state", "answer", "event")}
+        self._filters: dict[str, QoS] = {f"{prefix}/+/{what}": 1 for what in ("status", "info")}
+        self._filters |= {f"{prefix}/+/camera/+/{what}": 1 for what in ("state", "answer", "event")}
+        self._running: RunningSession | None = None
+        self._begin()
+
+    async def __aenter__(self) -> Self:
+        """Connect, and begin anew.
+
+        Raises:
+            BrokerError: the broker is not to be reached, or refuses.
+            RequestError: it is connected already.
+        """
+        if self._running is not None:
+            raise RequestError("the fleet is connected already: one `async with` at a time", field="fleet")
+        self._begin()
         self._running = RunningSession(
-            settings,
-            filters=filters,
+            self._settings,
+            filters=self._filters,
             on_message=self._hear,
             on_end=self._put,
             outbox_bytes=_OUTBOX_BYTES,
             client_id_stem="edge_vl-fleet",
         )
-
-    async def __aenter__(self) -> Self:
-        """Connect.
-
-        Raises:
-            BrokerError: the broker is not to be reached, or refuses.
-        """
-        await self._running.open()
+        try:
+            await self._running.open()
+        except BaseException:
+            self._running = None
+            raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Disconnect."""
-        await self._running.close()
+        running, self._running = self._running, None
+        if running is not None:
+            await running.close()
 
     async def settle(self, *, quiet_s: float = 0.5, timeout_s: float = 2.0) -> None:
         """Wait until what the broker has kept is in: until nothing came for a moment."""
@@ -152,6 +160,15 @@ class Fleet:
                 raise item.again()
             yield item
 
+    def _begin(self) -> None:
+        """Know nothing, and have heard nothing."""
+        self.gateways.clear()
+        self._sizes: dict[str, dict[str, int]] = {}
+        self._num_known_bytes = 0
+        self._heard: asyncio.Queue[tuple[Heard | BrokerError, int]] = asyncio.Queue(_MAX_WAITING)
+        self._num_heard_bytes = 0
+        self._stirred = asyncio.Event()
+
     def _hear(self, inbound: Inbound) -> None:
         found = self._about.fullmatch(inbound.topic)
         if found is None:
@@ -159,7 +176,7 @@ class Fleet:
         self._stirred.set()
         node, what, camera, of_camera = found.groups()
         is_kept = of_camera in (None, "state")
-        gateway = self._known(node, what or f"camera/{camera}", len(inbound.payload) if is_kept else 0)
+        gateway = self._known(node, what or f"camera/{camera}", len(inbound.payload) if is_kept else None)
         if gateway is None:
             return
         if what == "status":
@@ -182,18 +199,24 @@ class Fleet:
             if message is not None:
                 self._put(Heard(node, message), len(inbound.payload))
 
-    def _known(self, node: str, what: str, num_bytes: int) -> Gateway | None:
-        """Return a gateway that something is to be noted of; None: it says too much of itself.
+    def _known(self, node: str, what: str, num_bytes: int | None) -> Gateway | None:
+        """Return a gateway that was heard of; None: it says too much of itself.
 
         Forgets those that were not heard of for longest where all of them are too much.
+
+        Args:
+            node: its name.
+            what: what it says.
+            num_bytes: what is to be noted of that; None: nothing is, and what was noted before stays.
         """
         sizes = self._sizes.get(node, {})
-        num_more = num_bytes + _ENTRY_BYTES - sizes.get(what, 0)
-        if sum(sizes.values()) + num_more > _MAX_GATEWAY_BYTES:
-            return None
-        sizes[what] = num_bytes + _ENTRY_BYTES
+        if num_bytes is not None:
+            num_more = num_bytes + _ENTRY_BYTES - sizes.get(what, 0)
+            if sum(sizes.values()) + num_more > _MAX_GATEWAY_BYTES:
+                return None
+            sizes[what] = num_bytes + _ENTRY_BYTES
+            self._num_known_bytes += num_more
         self._sizes[node] = sizes
-        self._num_known_bytes += num_more
         gateway = self.gateways.pop(node) if node in self.gateways else Gateway()
         self.gateways[node] = gateway
         while len(self.gateways) > _MAX_GATEWAYS or self._num_known_bytes > _MAX_KNOWN_BYTES:

@@ -90,7 +90,7 @@ class Outbox(Generic[R]):
 
     Attributes:
         num_bytes: what all its messages count.
-        num_dropped: messages that were given up, by what was to become of them.
+        num_dropped: messages that were given up, by what was to become of them; not those that a newer one replaced.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -229,7 +229,7 @@ class Outbox(Generic[R]):
         self._in_flight.clear()
         self._trial = None
         self.num_bytes -= sum(entry.cost_bytes for entry in sent)
-        dropped = []
+        dropped, replaced = [], []
         if trial is not None and is_by_broker and now_s - trial.sent_s < SOON_S:
             trial.is_guilty = True
             if self._suspicion.note_guilty(trial.message, now_s):
@@ -241,16 +241,17 @@ class Outbox(Generic[R]):
                 continue
             if entry.num_sends >= MAX_SENDS and len(entry.message.payload) > LARGE_BYTES:
                 entry.is_guilty = True
-            is_old = entry.keep == "latest" and entry.message.topic in self._newest
-            if entry.keep == "drop" or entry.is_guilty or is_old:
+            if entry.keep == "drop" or entry.is_guilty:
                 dropped.append(entry)
+            elif entry.keep == "latest" and entry.message.topic in self._newest:
+                replaced.append(entry)
             else:
                 self._put_first(entry)
         for entry in list(self._by_keep["drop"].values()):
             self._remove(entry)
             dropped.append(entry)
         self.num_dropped.update(entry.keep for entry in dropped)
-        return dropped
+        return dropped + replaced
 
     def is_banned(self, topic: str, now_s: float) -> bool:
         """Whether nothing is to be added for a topic, because what is sent there ends the connections."""
@@ -314,7 +315,6 @@ class Outbox(Generic[R]):
         if old is None:
             return []
         self._remove(old)
-        self.num_dropped["latest"] += 1
         return [old]
 
     def _without_topic(self, topic: str) -> list[Entry[R]]:

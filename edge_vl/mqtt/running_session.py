@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Mapping
 
 from edge_vl.errors import BrokerError, EdgeVLError
@@ -12,6 +13,8 @@ from edge_vl.mqtt.packet import Inbound, QoS
 from edge_vl.mqtt.session import Session
 
 __all__ = ["RunningSession"]
+
+_log = logging.getLogger(__name__)
 
 
 class RunningSession:
@@ -108,4 +111,8 @@ class RunningSession:
             self.hopeless = error
         except EdgeVLError as error:
             self.hopeless = BrokerError(str(error), reason="lost")
+        except Exception as error:  # a defect: who waits for an answer must hear of it all the same
+            _log.exception("the connection to the broker ended with a defect")
+            words = f"the connection to the broker ended with {type(error).__name__}: {error}"
+            self.hopeless = BrokerError(words, reason="lost")
         self._on_end(self.hopeless)

@@ -132,8 +132,13 @@ class Session:
 
     @property
     def num_dropped(self) -> Mapping[Keep, int]:
-        """Messages given up so far, by what was to become of them."""
+        """Messages given up so far, by what was to become of them; not those that a newer one replaced."""
         return self._outbox.num_dropped
+
+    @property
+    def num_lost(self) -> int:
+        """Messages given up so far that were to outlive a connection."""
+        return sum(num for keep, num in self._outbox.num_dropped.items() if keep != "drop")
 
     @property
     def num_waiting(self) -> int:

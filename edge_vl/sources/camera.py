@@ -24,6 +24,9 @@ __all__ = ["Camera"]
 
 _log = logging.getLogger(__name__)
 
+_RETRY_S = 1.0
+"""How long to wait before a thread is asked for again where the system has none left."""
+
 
 class Camera:
     """A live source over anything that can be opened as a `Capture`.
@@ -53,7 +56,11 @@ class Camera:
             settings: how it is read; None: the defaults.
             on_state: called with the new state when the status changes, in order, on a thread of the camera's that does
                 nothing else then but to notice calls that hang. What it raises is logged.
+
+        Raises:
+            RuntimeError: the system has no thread left.
         """
+        self._process = os.getpid()
         self._name = on_one_line(masked(name))
         self._open_capture = open_capture
         self._on_state = on_state
@@ -63,11 +70,14 @@ class Camera:
         self._watch_thread = threading.Thread(
             target=self._watch, name=f"edge-vl-camera-watch-{self._name}", daemon=True
         )
-        self._watch_thread.start()
+        try:
+            self._watch_thread.start()
+        except BaseException:
+            self._record.close()  # ends the reader
+            raise
         # A native call that returns while Python shuts down would end the process with an abort: OpenCV takes the lock
         # of Python back in a destructor, and Python ends the thread there.
         atexit.register(self.close)
-        self._process = os.getpid()
 
     @property
     def name(self) -> str:
@@ -118,12 +128,12 @@ class Camera:
         """
         if os.getpid() != self._process:
             return  # a fork: the camera's threads are the parent's, and a lock may be held by one of them for ever
-        atexit.unregister(self.close)
         self._record.close()
         until_s = time.monotonic() + timeout_s
         self._reader.join(timeout_s)
         if threading.current_thread() is not self._watch_thread:
             self._watch_thread.join(max(0.0, until_s - time.monotonic()))
+        self._let_go()
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -136,10 +146,14 @@ class Camera:
         self.close()
 
     def _start_reader(self, *, num_abandoned: int) -> Reader:
-        reader = Reader(self._name, self._open_capture, self._record)
-        self._record.appoint(reader, num_abandoned=num_abandoned)
-        reader.start()
+        reader = Reader(self._name, self._open_capture, self._record, self._let_go)
+        reader.start(num_abandoned=num_abandoned)
         return reader
+
+    def _let_go(self) -> None:
+        """Need no closing when the program ends, once the camera is given back."""
+        if self._record.is_closed and self._reader.has_ended:
+            atexit.unregister(self.close)
 
     def _watch(self) -> None:
         """Tell what happens, and see to it that a call which hangs holds nobody up."""
@@ -156,10 +170,13 @@ class Camera:
             early_s = None if call is None else call.until_s - time.monotonic()
             if call is not None and early_s is not None and early_s <= 0:
                 self._record.fail(call.ticket, f"{call.what} hangs: it did not return within {call.timeout_s:g} s")
-                if abandoned is None:
-                    abandoned = self._reader
-                    self._reader = self._start_reader(num_abandoned=1)
                 early_s = None  # woken by the end of the abandoned one, or by the new one when it begins to connect
+                if abandoned is None:
+                    try:
+                        abandoned, self._reader = self._reader, self._start_reader(num_abandoned=1)
+                    except RuntimeError as error:  # the system has no thread left
+                        self._rated_log.warning("thread", "camera %s has no thread to go on: %s", self._name, error)
+                        early_s = _RETRY_S
             self._record.wait_changed(num_changes, early_s)
         self._tell()
 
@@ -168,7 +185,8 @@ class Camera:
             reason = f": {state.reason}" if state.reason and state.status != "closed" else ""
             is_trouble = state.status == "offline" and self._on_state is None  # else the listener says so
             log = self._rated_log.warning if is_trouble else self._rated_log.info
-            log("status", "camera %s is %s%s", self._name, state.status, reason)
+            kind = "offline" if state.status == "offline" else "status"  # its loss is told, however often it comes back
+            log(kind, "camera %s is %s%s", self._name, state.status, reason)
             if self._on_state is None:
                 continue
             try:

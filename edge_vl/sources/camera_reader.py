@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from edge_vl.errors import EdgeVLError, SourceError
@@ -47,18 +48,28 @@ class Reader:
         has_ended: whether it will do nothing any more.
     """
 
-    def __init__(self, name: str, open_capture: OpenCapture, record: CameraRecord) -> None:
-        """Prepare it; `start` starts its thread."""
+    def __init__(
+        self, name: str, open_capture: OpenCapture, record: CameraRecord, on_end: Callable[[], object]
+    ) -> None:
+        """Prepare it; `start` starts its thread, whose last act is to call `on_end`."""
         self.call: Call | None = None
         self.has_ended = False
         self._name = name
         self._open_capture = open_capture
         self._record = record
+        self._on_end = on_end
+        self._is_appointed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"edge-vl-camera-{name}", daemon=True)
 
-    def start(self) -> None:
-        """Start the thread."""
+    def start(self, *, num_abandoned: int) -> None:
+        """Start the thread, and appoint it, in the place of the one before, of which so many still hang.
+
+        Raises:
+            RuntimeError: the system has no thread left; nothing has changed.
+        """
         self._thread.start()
+        self._record.appoint(self, num_abandoned=num_abandoned)
+        self._is_appointed.set()
 
     def join(self, timeout_s: float) -> None:
         """Wait for its end, at most so long."""
@@ -66,6 +77,15 @@ class Reader:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
+        self._is_appointed.wait()
+        try:
+            self._hold_connections()
+        finally:  # a library may raise what is no `Exception`, too: the deadline of the call then calls for another
+            self.has_ended = True
+            self._record.wake()
+            self._on_end()
+
+    def _hold_connections(self) -> None:
         while (ticket := self._record.next_ticket(self)) is not None:
             try:
                 reason = self._connect(ticket)
@@ -75,8 +95,6 @@ class Reader:
                 reason = f"{type(error).__name__}: {error}"
             self.call = None
             self._record.fail(ticket, on_one_line(masked(reason)))
-        self.has_ended = True
-        self._record.wake()
 
     def _connect(self, ticket: Ticket) -> str:
         """Open the camera and read it until it fails or is not wanted; return how it ended."""

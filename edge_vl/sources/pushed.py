@@ -80,7 +80,7 @@ class PushedFrames:
         if captured_s is None:
             captured_s = now_s
         is_number = isinstance(captured_s, (int, float)) and not isinstance(captured_s, bool)
-        if not is_number or not captured_s <= now_s + MAX_AHEAD_S:
+        if not is_number or not 0 <= captured_s <= now_s + MAX_AHEAD_S:
             raise RequestError(
                 f"captured_s is time.monotonic() at the moment the frame was taken, now at most {now_s:.3f}; "
                 f"not {captured_s!r:.40} (time.time() is another clock)",
@@ -105,7 +105,8 @@ class PushedFrames:
         """Wait for a frame whose `index` is larger; -1 takes any. None when none came in time, or it was closed."""
         with self._condition:
             self._condition.wait_for(
-                lambda: self._is_closed or (self._latest is not None and self._latest.index > index), timeout_s
+                lambda: self._is_closed or (self._latest is not None and self._latest.index > index),
+                min(timeout_s, threading.TIMEOUT_MAX),
             )
             newest = self._latest
             return newest if newest is not None and newest.index > index else None

@@ -36,6 +36,17 @@ def test_it_tells_what_to_call_each_camera_and_which_ways_there_are(cli: RunCli)
     assert "buy a camera" in done.out
 
 
+def test_the_name_that_a_camera_gives_itself_does_not_steer_the_terminal(
+    cli: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = CameraList((FoundCamera("0", "HD\x1b]0;x\x07\nadvice \x9b31m", "v4l2", "uvcvideo"),), {}, ())
+    monkeypatch.setattr(camera_list, "list_cameras", lambda: found)
+    shown, listed = cli("cameras"), cli("cameras", "--json")
+    assert len(shown.out.splitlines()) == 1
+    assert not set("\x1b\x07\x9b") & set(shown.out + listed.out)
+    assert json.loads(listed.out)["cameras"][0]["name"] == found.cameras[0].name
+
+
 @pytest.mark.usefixtures("one_camera")
 def test_the_listed_cameras_are_tried_when_asked_for(cli: RunCli) -> None:
     done = cli("cameras", "--probe", "--json")

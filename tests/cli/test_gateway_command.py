@@ -105,6 +105,30 @@ def test_a_missing_library_is_told_with_the_command_that_installs_it(
     assert "pip install 'edge-vl[mqtt]'" in done.err
 
 
+_INTERRUPTED = """
+import asyncio, runpy, signal, sys
+from edge_vl.mqtt.opener import Opener
+
+async def connect(opener, is_ending):
+    asyncio.get_running_loop().call_soon(signal.raise_signal, NUMBER)
+    await is_ending.wait()
+
+Opener.open = connect
+sys.argv = ["edge-vl", "gateway", *ARGUMENTS]
+runpy.run_module("edge_vl", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("option", ["--check", "--remove-discovery"])
+def test_a_signal_while_it_connects_ends_it_in_order(file: Path, option: str, number: int) -> None:
+    facts = f"NUMBER, ARGUMENTS = {int(number)}, {[str(file), option]!r}\n"
+    done = subprocess.run(
+        [sys.executable, "-c", facts + _INTERRUPTED], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (7, "edge-vl: cancelled\n")
+
+
 def test_the_command_runs_a_gateway_until_it_is_told_to_stop(file: Path, mosquitto: Mosquitto) -> None:
     status = ["mosquitto_sub", "-p", str(mosquitto.port), "-t", "edge_vl/pi/status", "-C", "1", "-W", "60"]
     with (

@@ -41,9 +41,11 @@ def _run(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
 
 
-def _command(arguments: list[str], at: str, *, is_dropped: bool, number: int) -> subprocess.CompletedProcess[str]:
+def _command(
+    arguments: list[str], at: str, *, is_dropped: bool, number: int, before: str = ""
+) -> subprocess.CompletedProcess[str]:
     facts = f"NAME, IS_DROPPED, NUMBER, ARGUMENTS = {at!r}, {is_dropped}, {int(number)}, {arguments!r}\n"
-    return _run(facts + _COMMAND)
+    return _run(before + facts + _COMMAND)
 
 
 def test_an_interrupt_that_native_code_drops_is_raised_again() -> None:
@@ -136,9 +138,10 @@ def test_a_watch_ends_in_order_although_its_interrupt_was_dropped_while_loading(
 
 
 @pytest.mark.parametrize("at", ["edge_vl.runtime", "edge_vl.cli.chat"])
-def test_an_answer_ends_although_its_interrupt_was_dropped_while_loading(at: str) -> None:
-    picture = "edge_vl/bundled_model"  # never read: it ends before, or at the latest when the answer is there
-    done = _command(["ask", picture, "What?"], at, is_dropped=True, number=signal.SIGINT)
+def test_a_command_that_fails_after_its_interrupt_was_dropped_is_cancelled(at: str) -> None:
+    late = "import edge_vl.cli.interrupt; edge_vl.cli.interrupt.AGAIN_S = 3600.0\n"  # it is not raised again
+    picture = "edge_vl/bundled_model"  # a folder, which is no picture
+    done = _command(["ask", picture, "What?"], at, is_dropped=True, number=signal.SIGINT, before=late)
     assert (done.returncode, done.stdout, done.stderr) == (7, "", "edge-vl: cancelled\n")
 
 

@@ -246,6 +246,29 @@ def test_what_cannot_work_is_refused_with_a_reason(
     assert "Traceback" not in done.err
 
 
+def test_a_camera_that_is_rarely_heard_of_may_take_an_hour(cli: RunCli, tmp_path: Path) -> None:
+    folder = draw(tmp_path / "pictures", ["circle"])
+    assert cli("watch", str(folder), TOP_LEFT, "--read-timeout-s", "3600").code == 0
+
+
+def test_the_name_of_a_picture_does_not_steer_the_terminal(cli: RunCli, tmp_path: Path) -> None:
+    folder = draw(tmp_path / "pictures", ["circle"])
+    (folder / "0.png").rename(folder / "a\x1b[2J\n\x9b.png")
+    (folder / "b\x1b.png").write_bytes(b"no picture")
+    for options in ((), ("--when", "Is there a red circle?", "--when-after", "1")):
+        done = cli("watch", str(folder), TOP_LEFT, *options)
+        assert "a\N{REPLACEMENT CHARACTER}[2J \N{REPLACEMENT CHARACTER}.png: a red circle" in done.out
+        assert not set("\x1b\x9b") & set(done.out + done.err)
+    done = cli("watch", str(folder), TOP_LEFT, "--json")
+    assert not set("\x1b\x9b") & set(done.out)
+    assert json.loads(done.out)["frame"]["source"].endswith("a\x1b[2J\n\x9b.png")
+
+
+def test_a_note_does_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    WatchView(as_json=False, shows_text=True, status=str).note("\x1b[2Jit came")
+    assert capsys.readouterr().err == "edge-vl: \N{REPLACEMENT CHARACTER}[2Jit came\n"
+
+
 def test_an_error_is_a_json_object_too(cli: RunCli) -> None:
     done = cli("watch", "nowhere.jpg", TOP_LEFT, "--json")
     assert json.loads(done.out)["error"]["type"] == "SourceError"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from PIL import Image
 from edge_vl.cli.watch_publisher import WatchPublisher, read_target
 from edge_vl.drawn_scene import Scene, draw_scene
 from edge_vl.errors import RequestError
+from edge_vl.frame import Frame
 from edge_vl.sources.camera_state import CameraState, CameraStatus
 from edge_vl.sources.pushed import PushedFrames
 from tests.cli.conftest import RunCli
@@ -136,6 +138,54 @@ def test_a_camera_that_comes_and_goes_is_told_from_its_first_moment(mosquitto: M
         wait_for(lambda: states()[-1]["frames"] == 99)
         publisher.close()
         check_schemas(observer.heard())
+
+
+def test_questions_are_told_before_they_have_an_answer(mosquitto: Mosquitto) -> None:
+    url = f"mqtt://127.0.0.1:{mosquitto.port}/{NODE}"
+    publisher = WatchPublisher(url, "yard", trigger="interval", note=print, on_failure=lambda: None)
+    with Observer(mosquitto.port, [f"{NODE}/#"]) as observer:
+        publisher.start(Told(), ["Is it open?", "Is it wet?"])
+        wait_for(lambda: bool(observer.heard(f"{NODE}/camera/yard/state")))
+        publisher.close()
+        state = read_object(observer.heard(f"{NODE}/camera/yard/state")[0].payload)
+        assert state["when"] == {"Is it open?": None, "Is it wet?": None}
+        check_schemas(observer.heard())
+
+
+def test_words_that_cannot_be_written_do_not_end_publishing(mosquitto: Mosquitto) -> None:
+    def note(text: str) -> None:
+        raise OSError(errno.EIO, "the terminal is gone")
+
+    url = f"mqtt://127.0.0.1:{mosquitto.port}/{NODE}"
+    publisher = WatchPublisher(url, "yard", trigger="interval", note=note, on_failure=lambda: None)
+    camera = Told()
+    with Observer(mosquitto.port, [f"{NODE}/#"]) as observer:
+        publisher.start(camera)
+        wait_for(lambda: bool(observer.heard(f"{NODE}/camera/yard/state")))
+        camera.become("online", num_connections=1)
+        wait_for(lambda: bool(observer.heard(f"{NODE}/camera/yard/event")))
+        publisher.close()
+    assert publisher.failure is None
+
+
+@pytest.mark.parametrize("num_looks", [0, 1, 2, 5])
+def test_a_publisher_that_breaks_off_says_so(mosquitto: Mosquitto, num_looks: int) -> None:
+    class Breaking(Told):
+        looks = 0
+
+        def latest(self) -> Frame | None:
+            self.looks += 1
+            if self.looks > num_looks:
+                raise OSError("the camera's memory is gone")
+            return super().latest()
+
+    ended = threading.Event()
+    url = f"mqtt://127.0.0.1:{mosquitto.port}/{NODE}"
+    publisher = WatchPublisher(url, "yard", trigger="interval", note=print, on_failure=ended.set)
+    publisher.start(Breaking())
+    assert ended.wait(WAIT_S)
+    assert "the camera's memory is gone" in str(publisher.failure)
+    publisher.close()
 
 
 def test_a_camera_that_never_comes_is_not_told_as_online(mosquitto: Mosquitto) -> None:

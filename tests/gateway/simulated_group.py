@@ -117,7 +117,6 @@ class Worker:
             self.name,
             cast(Any, self),
             ReplyRule("edge_vl"),
-            online=Outbound(self.topics.status, b"online", is_retained=True),
             is_online=lambda: self.is_online,
             drop=lambda active: self.open.remove(active) if active in self.open else None,
         )
@@ -205,6 +204,8 @@ class Worker:
                 if not item.receipt.done():
                     item.receipt.set_result(0.0)
             elif isinstance(item, Inbound):
+                if item.topic == self.topics.status and item.payload != b"online" and self.is_online:
+                    self.post(Outbound(self.topics.status, b"online", is_retained=True), "latest")
                 self.desk.handle(item)
             else:
                 self._take(item)

@@ -45,6 +45,14 @@ def test_a_turn_waits_for_the_turn_before_it_and_holds_up_nothing_else() -> None
     assert line.next() is second
 
 
+def test_who_is_refused_is_told_to_ask_again_with_another_id() -> None:
+    line = admission(active=1, waiting=1, per_client=1)
+    line.enter(One("a"))
+    assert line.refusal("a").endswith("1 requests of this client wait or run already; ask again later, with another id")
+    line.enter(One("b"))
+    assert line.refusal("c") == "2 requests wait already and at most 1 may; ask again later, with another id"
+
+
 def test_what_left_while_it_waited_never_runs() -> None:
     line = admission(active=1)
     running, gone = One("a"), One("a")

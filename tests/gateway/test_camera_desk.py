@@ -611,3 +611,22 @@ def test_whatever_is_sent_the_states_stay_such_as_can_be_sent_back(messages: lis
         read_message(shown["state"], CameraStateMessage)
 
     asyncio.run(send())
+
+
+async def test_a_yes_no_event_is_told_though_the_camera_is_switched_off_during_the_next_question(
+    open_fake: OpenFake,
+) -> None:
+    hang = FakeFault(stage="decode", at=3, kind="hang", times=2)
+    runtime, _ = open_fake(script="yes", faults=[hang])
+    session, source = Recorder(), PushedFrames("door")
+    when = (WhenConfig("person", "Person?", 1), WhenConfig("fire", "Fire?", 1))
+    desk = CameraDesk(config_of(question="", when=when), TOPICS, runtime, source, session)
+    async with running(desk):
+        source.push(grey(1))
+        await until(hang.reached.is_set)
+        assert desk._when["person"].state is True  # it is in the second question
+        desk.handle(told("enabled/set", "OFF"))
+        hang.release.set()
+        await until(lambda: session.last_state().status == "disabled")
+    assert session.answers() == []
+    assert [(event.name, event.value, event.frame) for event in session.events("when")] == [("person", True, 0)]

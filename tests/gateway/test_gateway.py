@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import logging
+import signal
 import threading
 from pathlib import Path
 from typing import Any, Literal
@@ -12,8 +13,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge_vl.gateway.config import CameraConfig, Limits
+from edge_vl.gateway.config import CameraConfig, HomeAssistantConfig, Limits
 from edge_vl.gateway.gateway import Gateway
+from edge_vl.gateway.node_state import NodeState
+from edge_vl.home_assistant import announcer
+from edge_vl.mqtt.outbox import Keep
+from edge_vl.mqtt.packet import Outbound
 from edge_vl.rate_limited_log import RateLimitedLog
 from edge_vl.sources.pushed import PushedFrames
 from edge_vl.testing import FakeFault, FakeLatencies
@@ -57,6 +62,7 @@ async def test_an_answer_begins_with_start_comes_in_pieces_and_ends_with_the_who
         timings = end["timings"]
         assert timings["wait"] + timings["first_token"] <= 2 * timings["total"]
         assert timings["publish"] is not None, "messages before the end were confirmed"
+        assert await last_status(observer) == b"stopped"
         statuses = [one.payload for one in observer.heard("edge_vl/gw/status")]
         assert statuses[-2:] == [b"online", b"stopped"]
 
@@ -329,7 +335,7 @@ async def test_a_will_that_comes_late_is_contradicted(mosquitto: Mosquitto, open
             await until(
                 lambda: [one.payload for one in observer.heard("edge_vl/gw/status")][-2:] == [b"offline", b"online"]
             )
-        assert observer.heard("edge_vl/gw/status")[-1].payload == b"stopped"
+        assert await last_status(observer) == b"stopped"
 
 
 async def test_an_answer_waits_for_a_camera_that_has_just_been_opened(
@@ -409,3 +415,93 @@ async def test_of_a_few_bad_requests_each_one_is_in_the_log(
             for number in range(5):
                 observer.publish("edge_vl/gw/request", request(f"x{number}", question=""))
             await until(lambda: caplog.text.count("was refused") == 5, 5)
+
+
+async def last_status(observer: Observer) -> bytes:
+    """Wait until the gateway has said that it stopped and nothing else comes, and return its last status."""
+    await until(lambda: any(one.payload == b"stopped" for one in observer.heard("edge_vl/gw/status")))
+    observer.publish("edge_vl/end", b"x")
+    await until(lambda: len(observer.heard("edge_vl/end")) == 1)
+    return observer.heard("edge_vl/gw/status")[-1].payload
+
+
+async def test_home_assistants_birth_during_a_stop_does_not_make_it_online_again(
+    mosquitto: Mosquitto, open_fake: OpenFake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(announcer, "BIRTH_DELAY_S", (0.0, 0.0))
+    monkeypatch.setattr(announcer, "STATES_DELAY_S", 0.2)
+    runtime, _ = open_fake(script="ok")
+    config = config_for(mosquitto.port, home_assistant=HomeAssistantConfig(True))
+    with Observer(mosquitto.port, [*ALL, "homeassistant/#"]) as observer:
+        async with running(config, runtime) as gateway:
+            observer.publish("homeassistant/status", b"online")
+            await until(lambda: len(observer.heard("homeassistant/device/edge_vl-gw/config")) == 2)
+            assert mosquitto._process is not None
+            mosquitto._process.send_signal(signal.SIGSTOP)  # `stopped` stays unconfirmed for a while
+            asyncio.get_running_loop().call_later(0.5, mosquitto._process.send_signal, signal.SIGCONT)
+            await gateway.stop()
+        assert await last_status(observer) == b"stopped"
+
+
+@pytest.mark.parametrize("group", [None, "pool"])
+async def test_a_connection_lost_during_the_stop_does_not_make_it_online_again(
+    mosquitto: Mosquitto, open_fake: OpenFake, monkeypatch: pytest.MonkeyPatch, group: str | None
+) -> None:
+    runtime, _ = open_fake(script="ok")
+    with Observer(mosquitto.port, ALL) as observer:
+        async with running(config_for(mosquitto.port, group=group), runtime) as gateway:
+            session = gateway._session
+            await until(lambda: session._outbox.is_empty)  # else the first `online` would come again
+            post = session.post
+
+            def post_and_cut(message: Outbound, keep: Keep) -> asyncio.Future[float]:
+                receipt = post(message, keep)
+                if message.payload == b"stopped":
+                    assert session._connection is not None
+                    session._connection.abandon("cut")
+                return receipt
+
+            monkeypatch.setattr(session, "post", post_and_cut)
+            await gateway.stop()
+        assert await last_status(observer) == b"stopped"
+        assert [one.payload for one in observer.heard("edge_vl/gw/status")].count(b"online") == 1
+
+
+async def test_a_late_will_is_contradicted_in_a_group_by_one_message(mosquitto: Mosquitto, open_fake: OpenFake) -> None:
+    runtime, _ = open_fake(script="ok")
+    with Observer(mosquitto.port, ALL) as observer:
+        async with running(config_for(mosquitto.port, group="pool"), runtime):
+            observer.publish("edge_vl/gw/status", b"offline", is_retained=True)
+            await until(lambda: len(observer.heard("edge_vl/gw/status")) > 2)
+        assert await last_status(observer) == b"stopped"
+        statuses = [one.payload for one in observer.heard("edge_vl/gw/status")]
+        assert statuses == [b"online", b"offline", b"online", b"stopped"]
+
+
+async def test_what_is_done_from_time_to_time_goes_on_after_a_failure(
+    mosquitto: Mosquitto, open_fake: OpenFake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_vl.gateway.gateway._TIDY_EVERY_S", 0.05)
+    num_tidied = num_stats = 0
+    stats = NodeState.stats
+
+    def tidy() -> None:
+        nonlocal num_tidied
+        num_tidied += 1
+        if num_tidied == 1:
+            raise RuntimeError("the first one fails")
+
+    def first_fails(self: NodeState, **facts: Any) -> Any:
+        nonlocal num_stats
+        num_stats += 1
+        if num_stats == 1:
+            raise RuntimeError("the first one fails")
+        return stats(self, **facts)
+
+    monkeypatch.setattr("edge_vl.gateway.gateway.tell_left_out", tidy)
+    monkeypatch.setattr(NodeState, "stats", first_fails)
+    runtime, _ = open_fake(script="ok")
+    with Observer(mosquitto.port, ALL) as observer:
+        async with running(config_for(mosquitto.port, stats_every_s=0.05), runtime):
+            await until(lambda: num_tidied > 1, 5)
+            await until(lambda: len(observer.heard("edge_vl/gw/stats")) > 0, 5)

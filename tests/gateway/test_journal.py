@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
+import errno
+import functools
 import logging
 import os
 from collections.abc import Callable
@@ -16,6 +19,7 @@ from edge_vl.mqtt.reply_rule import MAX_TOPIC_BYTES
 NAME = "in_flight.jsonl"
 
 
+@functools.cache
 def entry(id: str, to: str = "edge_vl/x") -> JournalEntry:
     return JournalEntry(id, "me", to, "00ff")
 
@@ -35,8 +39,9 @@ def test_what_was_taken_and_not_ended_is_left_until_it_is_ended(tmp_path: Path) 
         first.note_taken(entry(id))
     first.note_ended(entry("b"))
     second = Journal(tmp_path / "state")  # the first one was killed
-    assert second.begin() == [entry("a"), entry("c")]
-    second.note_ended(entry("a"))
+    left = second.begin()
+    assert left == [entry("a"), entry("c")]
+    second.note_ended(left[0])
     second.close()
     assert left_in(tmp_path / "state") == [entry("c")]
     first.close()
@@ -182,3 +187,89 @@ def test_a_pipe_in_place_of_the_fresh_file_does_not_hold_it_up(tmp_path: Path) -
     journal.note_taken(entry("a"))
     journal.close()
     assert left_in(tmp_path) == [entry("a")]
+
+
+def fail_once(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the disk be full for one line."""
+    write = journal._write
+
+    def refuse(data: bytes) -> None:
+        monkeypatch.setattr(journal, "_write", write)
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(journal, "_write", refuse)
+
+
+def test_a_disk_that_was_full_for_a_moment_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_vl.gateway.journal._RETRY_EVERY_S", 0.0)
+    journal = Journal(tmp_path)
+    journal.begin()
+    journal.note_taken(entry("a"))
+    journal.note_taken(entry("b"))
+    fail_once(journal, monkeypatch)
+    journal.note_taken(entry("c"))
+    journal.note_ended(entry("a"))
+    journal.note_taken(entry("d"))
+    assert left_in(tmp_path) == [entry("b"), entry("c"), entry("d")]  # the process was killed
+    journal.close()
+
+
+def test_after_a_full_disk_a_clean_end_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path)
+    journal.begin()
+    journal.note_taken(entry("a"))
+    fail_once(journal, monkeypatch)
+    journal.note_ended(entry("a"))
+    journal.note_taken(entry("b"))  # too soon to try again
+    journal.note_ended(entry("b"))
+    journal.close()
+    assert left_in(tmp_path) == []
+
+
+def test_a_disk_that_stays_full_is_not_tried_at_every_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path)
+    journal.begin()
+    tries: list[bytes] = []
+
+    def refuse(data: bytes) -> None:
+        tries.append(data)
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(journal, "_write", refuse)
+    for number in range(100):
+        journal.note_taken(entry(f"x{number}"))
+    assert len(tries) < 10
+    journal.close()
+
+
+def test_the_late_end_of_a_request_of_before_does_not_end_the_one_asked_again(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.begin()
+    journal.note_taken(entry("a"))
+    journal.close()
+    journal = Journal(tmp_path)
+    (before,) = journal.begin()
+    journal.note_tried()
+    again = dataclasses.replace(before)
+    journal.note_taken(again)
+    journal.note_ended(before)
+    assert left_in(tmp_path) == [again]
+    journal.close()
+    journal = Journal(tmp_path)
+    (again,) = journal.begin()
+    journal.note_ended(again)
+    journal.close()
+    assert left_in(tmp_path) == []
+
+
+def test_what_was_taken_before_the_others_were_told_is_not_counted_as_told(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.begin()
+    journal.note_taken(entry("old"))
+    journal.close()
+    journal = Journal(tmp_path)
+    journal.begin()
+    journal.note_taken(entry("new"))
+    journal.note_tried()
+    journal.close()
+    assert left_in(tmp_path) == [entry("new")]

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from edge_vl.errors import Cancelled, QueueFull
 from edge_vl.gateway.config import Limits
@@ -112,6 +114,33 @@ async def test_the_room_of_a_cancelled_request_is_free_when_the_runtime_has_let_
             fault.release.set()
             assert (await terminal_of(observer, "next"))["type"] == "end"
             await until(lambda: desk.num_active == 0)
+
+
+async def test_a_raw_picture_is_kept_as_long_as_its_request_waits_for_its_turn(
+    mosquitto: Mosquitto, open_fake: OpenFake
+) -> None:
+    fault = FakeFault("decode", kind="hang")
+    runtime, _ = open_fake(script="ok", faults=[fault], max_waiting=8)
+    limits = Limits(max_active=1, image_wait_s=1.0)
+    encoded = io.BytesIO()
+    Image.new("RGB", (32, 32), "red").save(encoded, "JPEG")
+    with Observer(mosquitto.port, ALL) as observer:
+        async with running(config_for(mosquitto.port, limits=limits), runtime) as gateway:
+            observer.publish(REQUEST, request("runs"))
+            await asyncio.to_thread(fault.reached.wait, 10)
+            for name in ("waits", "cancelled"):
+                topic = f"edge_vl/gw/image/judge/{name}"
+                observer.publish(topic, encoded.getvalue())
+                observer.publish(REQUEST, request(name, images=[{"topic": topic}]))
+                await until(lambda name=name: bool(observer.stream(name)))  # type: ignore[misc]
+            await asyncio.sleep(1.1)
+            observer.publish(CANCEL, {"id": "cancelled"})
+            await terminal_of(observer, "cancelled")
+            fault.release.set()
+            assert (await terminal_of(observer, "waits"))["type"] == "end"
+            shelf = gateway._requests._shelf
+            assert shelf.take("edge_vl/gw/image/judge/cancelled") is None, "nobody wants it any more"
+            assert (len(shelf), shelf._wants) == (0, {})
 
 
 async def test_a_cancel_that_names_its_client_ends_no_request_of_another(

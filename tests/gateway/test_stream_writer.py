@@ -257,3 +257,23 @@ async def test_an_end_that_nothing_came_before_is_a_refusal(is_aborted: bool) ->
         writer.error(ErrorFacts("overloaded", "no"))
     assert [keep for _, keep, _ in link.posted] == ["refusal"]
     assert link.faults == []
+
+
+async def test_tokens_are_counted_also_when_their_text_was_gathered_before_it_is_held() -> None:
+    link = Link()
+    writer = writer_on(link, window_s=60.0)
+    for text in "abcd":
+        writer.add(text)
+    writer.hold()
+    writer.add("e")
+    writer.resume()
+    writer.hold()
+    writer.add("f")
+    end(writer, "abcdef", 6)
+    writer.resume()
+    assert [(message["text"], message.get("tokens")) for message in link.messages] == [
+        ("a", 1),
+        ("bcde", 4),
+        ("f", 1),
+        ("abcdef", None),
+    ]

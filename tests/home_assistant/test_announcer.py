@@ -133,3 +133,13 @@ async def test_home_assistant_hears_it_over_a_real_broker_and_forgets_it_when_to
         late.publish("ha/end", b"x")
         await asyncio.to_thread(late.wait_for, lambda heard: heard.topic == "ha/end")
         assert [heard.topic for heard in late.heard()] == ["ha/end"]  # nothing of it is retained
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_birth_after_the_end_is_not_answered() -> None:
+    recorder = Recorder()
+    told = Announcer(CONFIG, TOPICS, recorder, states, model="bundled")
+    told.close()
+    assert told.handle(birth())
+    await asyncio.sleep(0.3)
+    assert recorder.topics.empty()

@@ -10,10 +10,11 @@ from typing import Any
 import aiomqtt
 import pytest
 
-from edge_vl.errors import RequestError
+from edge_vl.errors import BrokerError, RequestError
 from edge_vl.mqtt import Fleet
 from edge_vl.mqtt.node_messages import CameraAnswer, CameraEvent
 from edge_vl.mqtt.packet import Inbound
+from edge_vl.mqtt.session import Session
 from tests.mosquitto import Mosquitto
 
 
@@ -99,6 +100,8 @@ async def test_however_many_names_are_forged_what_is_known_is_bounded_and_the_la
         for number in range(3000):
             hear(fleet, f"edge_vl/n{number}/camera/c/state", json.dumps({**state, "question": "q" * 60_000}).encode())
             hear(fleet, f"edge_vl/one/camera/c{number}/state", json.dumps({**state, "question": "q" * 60_000}).encode())
+            hear(fleet, f"edge_vl/n{number}/camera/c/event", b"{}")
+            hear(fleet, f"edge_vl/one/camera/c{number}/event", b"{}")
         num_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -110,6 +113,40 @@ async def test_however_many_names_are_forged_what_is_known_is_bounded_and_the_la
         hear(fleet, f"edge_vl/m{number}/status", b"offline")
     assert len(fleet.gateways) == 1024
     assert fleet.gateways["gw"].status == "online"
+
+
+async def test_it_may_be_entered_again_and_begins_anew(mosquitto: Mosquitto) -> None:
+    fleet = Fleet(f"mqtt://127.0.0.1:{mosquitto.port}")
+    async with aiomqtt.Client("127.0.0.1", mosquitto.port) as gateway:
+        for name in ("first", "second"):
+            async with fleet:
+                with pytest.raises(RequestError, match="connected already"):
+                    await fleet.__aenter__()
+                assert fleet.gateways == {}
+                await gateway.publish(f"edge_vl/{name}/status", "online", qos=1)
+                await gateway.publish("edge_vl/gw/camera/door/event", event(name, True), qos=1)
+                message = (await asyncio.wait_for(anext(fleet.heard()), 5)).message
+                assert isinstance(message, CameraEvent)
+                assert message.name == name
+            assert list(fleet.gateways) == [name, "gw"]
+
+
+async def test_a_defect_in_what_listens_is_told_to_whoever_waits(
+    mosquitto: Mosquitto, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Defective(Session):
+        async def run(self) -> None:
+            running = asyncio.create_task(super().run())
+            await self.wait_connected(5)
+            await asyncio.sleep(0.2)
+            running.cancel()
+            raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr("edge_vl.mqtt.running_session.Session", Defective)
+    async with Fleet(f"mqtt://127.0.0.1:{mosquitto.port}") as fleet:
+        with pytest.raises(BrokerError, match="ended with ZeroDivisionError: a defect"):
+            await asyncio.wait_for(anext(fleet.heard()), 5)
+    assert "ended with a defect" in caplog.text
 
 
 async def test_what_nobody_takes_is_bounded_in_bytes() -> None:

@@ -223,7 +223,10 @@ async def test_what_was_told_while_the_broker_was_away_comes_after_what_every_co
         assert heard == [b"info", b"fresh 2", b"once", b"delta", b"end"]
         assert dropped.cancelled()
         assert replaced.cancelled()
-        assert session.num_dropped == {"drop": 1, "latest": 2}
+        assert session.num_dropped == {"drop": 1}
+        assert session.num_lost == 0
+    session.post(Outbound("t/text", b"too late"), "terminal")
+    assert session.num_lost == 1
 
 
 async def test_a_message_that_is_taken_back_is_never_sent(mosquitto: Mosquitto) -> None:

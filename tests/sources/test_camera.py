@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import os
@@ -363,6 +364,106 @@ def test_no_more_than_one_hanging_call_is_left_behind(fake: FakeCamera, start: O
     assert until(lambda: fake.num_open == 1)
 
 
+class NoThreads:
+    """The system as it is when it has no thread left for some names."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.names: set[str] = set()
+        self.num_refused = 0
+        start_thread = threading.Thread.start
+
+        def start_or_refuse(thread: threading.Thread) -> None:
+            if thread.name in self.names:
+                self.num_refused += 1
+                raise RuntimeError("can't start new thread")
+            start_thread(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", start_or_refuse)
+
+
+def test_where_no_thread_can_take_over_it_tries_again_until_one_can(
+    fake: FakeCamera, start: OpenCamera, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("edge_vl.sources.camera._RETRY_S", 0.05)
+    system = NoThreads(monkeypatch)
+    stuck = fake.opening
+    stuck.clear()
+    camera = start(QUICK)
+    system.names = {"edge-vl-camera-door"}
+    assert until(lambda: system.num_refused >= 3), "again and again"
+    assert (camera.state.status, camera.state.num_abandoned) == ("offline", 0)
+    assert "camera door has no thread to go on: can't start new thread" in caplog.text
+
+    fake.opening = threading.Event()
+    fake.opening.set()
+    system.names = set()
+    fake.interval_s = 0.01
+    try:
+        assert camera.wait_newer(-1, 5) is not None
+        assert camera.state.num_abandoned == 1
+    finally:
+        stuck.set()
+    assert until(lambda: camera.state.num_abandoned == 0)
+
+
+def test_where_no_thread_can_take_over_it_goes_on_when_the_call_returns_at_last(
+    fake: FakeCamera, start: OpenCamera, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = NoThreads(monkeypatch)
+    fake.opening.clear()
+    camera = start(QUICK)
+    system.names = {"edge-vl-camera-door"}
+    assert until(lambda: system.num_refused >= 1)
+
+    fake.interval_s = 0.01
+    fake.opening.set()
+
+    assert camera.wait_newer(-1, 5) is not None
+    assert camera.state.num_abandoned == 0
+
+
+@pytest.mark.parametrize("name", ["edge-vl-camera-door", "edge-vl-camera-watch-door"])
+def test_where_a_thread_is_missing_from_the_start_it_is_an_error_and_leaves_none(
+    fake: FakeCamera, start: OpenCamera, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    NoThreads(monkeypatch).names = {name}
+
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        start()
+
+    fake.give()
+    assert until(lambda: not [one for one in threading.enumerate() if one.name == "edge-vl-camera-door"])
+    assert fake.num_open == 0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_library_that_ends_its_thread_is_replaced_by_another_connection(fake: FakeCamera, start: OpenCamera) -> None:
+    fake.open_error = SystemExit(3)
+    camera = start(QUICK)
+    assert until(lambda: fake.num_opened == 1)
+    fake.open_error = None
+    fake.interval_s = 0.01
+
+    assert camera.wait_newer(-1, 5) is not None
+    assert until(lambda: camera.state.num_abandoned == 0)
+
+
+def test_the_end_of_the_program_waits_for_a_closed_camera_until_it_was_given_back(
+    fake: FakeCamera, start: OpenCamera, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go: list[object] = []
+    monkeypatch.setattr(atexit, "unregister", let_go.append)
+    fake.opening.clear()
+    camera = start()
+    assert until(lambda: fake.num_opened == 1)
+
+    camera.close(0.05)
+    assert let_go == [], "it is in the library still"
+    fake.opening.set()
+
+    assert until(lambda: camera.close in let_go)
+
+
 def test_a_closing_that_hangs_is_left_behind_too(
     fake: FakeCamera, start: OpenCamera, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -445,11 +546,13 @@ def test_its_name_never_holds_a_password(fake: FakeCamera) -> None:
     with Camera(fake.open, name="rtsp://me:hidden@host/cam") as camera:
         fake.give()
         frame = camera.wait_newer(-1, 5)
+        threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("edge-vl-camera")]
 
     assert camera.name == "rtsp://***@host/cam"
     assert frame is not None
     assert frame.source == camera.name
-    assert not [thread for thread in threading.enumerate() if "hidden" in thread.name]
+    assert {"edge-vl-camera-rtsp://***@host/cam", "edge-vl-camera-watch-rtsp://***@host/cam"} <= set(threads)
+    assert not [name for name in threads if "hidden" in name]
 
 
 def test_it_holds_one_frame_and_no_more(fake: FakeCamera, start: OpenCamera) -> None:
@@ -478,6 +581,20 @@ def test_status_changes_are_logged_without_passwords(
 
     assert "hidden" not in caplog.text
     assert "camera door is offline: rtsp://***@host/ cannot be opened" in caplog.text
+
+
+def test_a_camera_that_comes_back_often_hides_no_line_about_its_loss(
+    fake: FakeCamera, start: OpenCamera, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.grab_timeout_s = 0.02
+    with caplog.at_level(logging.INFO, logger="edge_vl"):
+        camera = start()
+        for number in range(1, 5):
+            fake.give()
+            assert until(lambda number=number: camera.state.num_connections == number)  # type: ignore[misc]
+            assert until(lambda number=number: caplog.text.count("camera door is offline") == number)  # type: ignore[misc]
+
+    assert caplog.text.count("camera door is online") == 4
 
 
 _FORKING = """

@@ -46,7 +46,9 @@ def test_a_frame_keeps_the_moment_when_it_was_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    "captured_s", [time.time(), float("nan"), "now", True], ids=["wall clock", "nan", "text", "flag"]
+    "captured_s",
+    [time.time(), float("nan"), "now", True, -float("inf"), -1e300],
+    ids=["wall clock", "nan", "text", "flag", "minus infinity", "before the clock began"],
 )
 def test_a_time_of_another_clock_is_refused(captured_s: float) -> None:
     with pytest.raises(RequestError, match=r"time\.time\(\) is another clock"):
@@ -66,6 +68,14 @@ def test_the_view_is_taken_of_each_frame() -> None:
     frame = source.latest()
     assert frame is not None
     assert frame.pixels.shape == (3, 4, 3)
+
+
+def test_a_reader_may_wait_as_long_as_he_likes() -> None:
+    source = PushedFrames()
+    threading.Timer(0.05, source.push, [GREY]).start()
+    frame = source.wait_newer(-1, 1e10)
+    assert frame is not None
+    assert frame.index == 0
 
 
 def test_closing_ends_every_iteration_and_takes_no_more() -> None:
