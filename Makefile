@@ -33,7 +33,7 @@ types: $(VENV)/.installed-dev  ## check types
 	$(BIN)/mypy
 
 unit: $(VENV)/.installed-dev build/home-assistant/.installed  ## run every test with coverage
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --cov --cov-report=term
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder --cov --cov-report=term
 
 # Each build ends at the first finding: by a sanitizer, or by the test driver itself.
 sanitize: $(VENV)/.installed-dev  ## run the kernels under the address, undefined behaviour and thread sanitizers

@@ -25,6 +25,11 @@ TEMPLATE = (
 )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the one test that takes minutes and little of the processor, so that the others run beside it."""
+    items.sort(key=lambda item: item.path.name != "test_soak.py")
+
+
 @pytest.fixture
 def model_folder(tmp_path: Path) -> Path:
     """Make a model folder of the Idefics3 family without weights: 2x2 tiles of 16 pixels, 4 tokens each."""
