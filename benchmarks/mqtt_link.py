@@ -1,4 +1,4 @@
-"""The link to an MQTT broker beside aiomqtt's: processor time of a message, and what unanswered attempts leave open."""
+"""The link to a broker beside aiomqtt's: CPU time of a message, and what unanswered attempts leave open."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ def _converse(runtime: Runtime, png: bytes) -> tuple[list[Turn], Reply]:
     turns: list[Turn] = []
     with runtime.conversation() as conversation:
         for question in CONVERSATION[:-1]:
-            answer = conversation.ask(question, None if turns else png, max_tokens=NUM_TURN_TOKENS)
+            answer = conversation.ask(question, [] if turns else png, max_tokens=NUM_TURN_TOKENS)
             turns.append((question, answer.text))
         started_s = time.perf_counter()
         answer = conversation.ask(CONVERSATION[-1], max_tokens=1)

@@ -100,7 +100,7 @@ def talk(runtime: Runtime, picture: NDArray[np.uint8], questions: tuple[str, ...
     with runtime.conversation() as conversation:
         for number, question in enumerate(itertools.islice(itertools.cycle(questions), num_turns)):
             started_s = time.perf_counter()
-            answer = conversation.ask(question, None if number else picture, max_tokens=1)
+            answer = conversation.ask(question, [] if number else picture, max_tokens=1)
             times_s.append(time.perf_counter() - started_s)
             last_prompt_tokens = answer.usage.prompt_tokens
             num_queries += last_prompt_tokens

@@ -58,19 +58,19 @@ def test_pictures_a_b_a_and_eleven_at_once_answer_as_a_fresh_runtime_does(runtim
 def test_a_conversation_answers_truly_turn_by_turn(runtime: Runtime) -> None:
     with runtime.conversation() as talk:
         for name in NAMES[:2]:
-            shown: Path | None = PICTURES / name
+            shown: list[Path] = [PICTURES / name]
             for question, truth in list(SCENES[name].items())[:3]:
                 answer = talk.ask(question, shown)
                 assert answer.text == truth
                 assert len(talk.turns) == 2 or answer.reused["image_units"] > 0
-                shown = None
+                shown = []
 
 
 def test_a_turn_computed_from_the_cache_equals_one_computed_anew(runtime: Runtime) -> None:
     questions = list(SCENES[NAMES[0]])[:3]
     with Runtime.open() as other_runtime, runtime.conversation() as kept, other_runtime.conversation() as anew:
         for number, question in enumerate(questions):
-            shown = PICTURES / NAMES[0] if number == 0 else None
+            shown = [PICTURES / NAMES[0]] if number == 0 else []
             one = kept.ask(question, shown)
             flush(other_runtime)
             anew._resident.drop()

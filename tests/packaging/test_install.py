@@ -24,16 +24,21 @@ INSPECT = """
 import importlib, json, sys
 from importlib.metadata import entry_points, version
 import edge_vl
-third_party = sorted({
-    name.partition(".")[0] for name, module in sys.modules.items()
-    if (getattr(module, "__file__", None) or "").startswith(DEPENDENCIES)
-})
+def loaded():
+    return sorted({
+        name.partition(".")[0] for name, module in list(sys.modules.items())
+        if (getattr(module, "__file__", None) or "").startswith(DEPENDENCIES)
+    })
+at_import = loaded()
+edge_vl.Runtime, edge_vl.open_source
+with_runtime = loaded()
 from importlib.resources import files
 import edge_vl_kernels, numpy
 tile = edge_vl_kernels.normalize_tile(numpy.zeros((2, 2, 3), numpy.uint8), 1 / 255, (0.5,) * 3, (0.5,) * 3)
 status = edge_vl_kernels.status()
 print(json.dumps({
-    "third_party": third_party,
+    "at_import": at_import,
+    "with_runtime": with_runtime,
     "version": version("edge-vl"),
     "packages": {name: importlib.import_module(name).__file__ for name in PACKAGES},
     "typed": [(files(name) / "py.typed").is_file() for name in PACKAGES],
@@ -118,8 +123,12 @@ def test_every_installation_is_complete(installed: FreshEnvironment) -> None:
     assert in_checkout <= set(found["model"])
 
 
-def test_importing_edge_vl_loads_numpy_and_pillow_only(installed: FreshEnvironment) -> None:
-    assert installed.evaluate(inspected(installed))["third_party"] == ["PIL", "numpy"]
+def test_importing_edge_vl_loads_nothing_else_and_its_runtime_numpy_and_pillow_only(
+    installed: FreshEnvironment,
+) -> None:
+    found = installed.evaluate(inspected(installed))
+
+    assert (found["at_import"], found["with_runtime"]) == ([], ["PIL", "numpy"])
 
 
 def test_the_console_script_starts(installed: FreshEnvironment) -> None:
