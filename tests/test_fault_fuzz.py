@@ -157,7 +157,7 @@ class Play:
     def _pictures(self) -> Any:
         draw = self.random
         count = draw.choice([0, 1, 1, 1, 2])
-        return [draw.choice(PICTURES) for _ in range(count)] or None
+        return [draw.choice(PICTURES) for _ in range(count)]
 
     def open(self) -> tuple[Runtime, FakeEngine]:
         draw = self.random

@@ -160,10 +160,11 @@ async def test_whatever_somebody_else_writes_as_its_info_is_overwritten(
         with Observer(mosquitto.port, ["edge_vl/one/info"]) as observer:
             runtime, _ = open_fake(script="ok")
             async with running(config_for(mosquitto.port, node="one", group=group), runtime):
-                await until(lambda: bool(observer.heard()))
+                await until(lambda: any(not heard.is_retained for heard in observer.heard()))  # not of the run before
                 own = read_object(observer.heard()[-1].payload)["boot_id"]
                 for forged in ("", '{"v":1}', "nonsense"):
                     observer.publish("edge_vl/one/info", forged, is_retained=True)
+                    await until(lambda forged=forged: forged.encode() in [heard.payload for heard in observer.heard()])  # type: ignore[misc]
                     await until(lambda own=own: own.encode() in observer.heard()[-1].payload)  # type: ignore[misc]
                     with Observer(mosquitto.port, ["edge_vl/one/info"]) as late:
                         await until(lambda late=late: bool(late.heard()))  # type: ignore[misc]
