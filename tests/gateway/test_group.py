@@ -31,14 +31,17 @@ async def test_workers_share_the_requests_and_claim_what_they_take(mosquitto: Mo
             for id in ids:
                 assert (await terminal_of(observer, id))["type"] == "end"
                 assert stream_faults(id, observer.stream(id), check=stream_schema_faults) == []
-            await until(lambda: len(observer.heard("edge_vl/group/pool/claims")) == 2 * len(ids))
+            await until(
+                lambda: sum(b'"released":true' in heard.payload for heard in observer.heard(CLAIMS)) == len(ids)
+            )
         claims = [read_object(heard.payload) for heard in observer.heard("edge_vl/group/pool/claims")]
         assert {claim["node"] for claim in claims} == {"one", "two"}
         for id in ids:
             order = [heard for heard in observer.heard() if f'"{id}"'.encode() in heard.payload][1:]
             kinds = [read_object(heard.payload).get("type", "claim") for heard in order]
             assert kinds[0] == kinds[-1] == "claim", kinds
-            assert [claim["released"] for claim in claims if claim["id"] == id] == [False, True]
+            said = [claim["released"] for claim in claims if claim["id"] == id]
+            assert list(dict.fromkeys(said)) == [False, True]  # a worker that is heard of late is told what is claimed
 
 
 async def test_a_request_of_a_worker_whose_will_is_out_ends_once_though_it_comes_back(
