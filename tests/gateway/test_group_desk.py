@@ -27,6 +27,7 @@ class Day:
     """What happens to a group."""
 
     def __init__(self) -> None:
+        self.were_all_away = False
         self.broker = Broker()
         self.workers = [Worker(self.broker, node, 0) for node in NODES]
         self.killed: list[Worker] = []
@@ -107,12 +108,13 @@ async def live(steps: list[Step], *, protected: str = "") -> Day:
     await day.begin()
     for step in steps:
         await day.do(step, protected=protected)
+        day.were_all_away |= not any(worker.is_connected for worker in day.workers)
     await day.end()
     assert [worker.desk.num_open for worker in day.workers] == [0] * len(day.workers)
     return day
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=500, derandomize=True)
 @given(steps_of_a_day)
 def test_with_one_worker_that_stays_every_claimed_request_ends_once(steps: list[Step]) -> None:
     day = asyncio.run(live(steps, protected=WITNESS))
@@ -125,7 +127,7 @@ def test_with_one_worker_that_stays_every_claimed_request_ends_once(steps: list[
             assert day.num_ends(id) <= 1, id
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=500, derandomize=True)
 @given(steps_of_a_day)
 def test_whatever_happens_a_request_ends_once_unless_those_who_know_of_it_are_lost(steps: list[Step]) -> None:
     day = asyncio.run(live(steps))
@@ -134,7 +136,8 @@ def test_whatever_happens_a_request_ends_once_unless_those_who_know_of_it_are_lo
         id = f"r{number}"
         if id not in was_killed:
             assert day.num_ends(id) >= 1, id
-        if id not in day.broker.in_window:
+        # Where all were away at once, nobody may be left to say that a client has been told already.
+        if id not in day.broker.in_window and not day.were_all_away:
             assert day.num_ends(id) <= 1, id
 
 
